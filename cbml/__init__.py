@@ -1,0 +1,36 @@
+"""Contrastive Bayesian metric learning: see which pictures belong together, and search with it.
+
+Names are imported on first use, so that `import cbml` and `cbml --help` stay quick: torch alone
+takes seconds.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cbml.losses import LOSSES as LOSSES
+    from cbml.losses import CBMLLoss as CBMLLoss
+    from cbml.losses import LinearRatio as LinearRatio
+    from cbml.losses import MetricVariance as MetricVariance
+    from cbml.losses import QuadraticRatio as QuadraticRatio
+
+_HOME = {
+    "CBMLLoss": "cbml.losses",
+    "LOSSES": "cbml.losses",
+    "LinearRatio": "cbml.losses",
+    "MetricVariance": "cbml.losses",
+    "QuadraticRatio": "cbml.losses",
+}
+
+__version__ = "0.1.0"
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'cbml' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,83 @@
+"""The program `cbml`: one thin file per verb, errors in one line, documented exit codes.
+
+Exit codes: 0 fine, 1 failed, 2 usage, 3 bad data, 4 damaged file, 130/143 interrupted.
+
+A verb's file imports nothing heavy at its top, so that help answers at once; it defines `verb`, a
+function or a `typer.Typer` group, and is listed in VERBS.
+"""
+
+import importlib
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+import cbml
+from cbml.errors import BadData, DamagedFile
+
+__all__ = ["VERBS", "main"]
+
+VERBS: tuple[str, ...] = ()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the program and exit with its code.
+
+    Args:
+        arguments: the words after the program's name; those of the command line by default.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    # --debug may stand anywhere, as a word added to the end of a failed command.
+    debug = "--debug" in words
+    try:
+        _program()([word for word in words if word != "--debug"])
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            print(f"cbml: {_one_line(error)}", file=sys.stderr)
+        sys.exit(_exit_code(error))
+
+
+def _program() -> typer.Typer:
+    program = typer.Typer(
+        name="cbml", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    program.callback(help=cbml.__doc__.splitlines()[0] if cbml.__doc__ else None)(_options)
+    for name in VERBS:
+        verb = importlib.import_module(f"cbml.cli.{name}").verb
+        if isinstance(verb, typer.Typer):
+            program.add_typer(verb, name=name)
+        else:
+            program.command(name=name)(verb)
+    return program
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(cbml.__version__)
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+) -> None:
+    del version, debug  # `main` takes --debug out of the words; here it is for the help page.
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, BadData):
+        return 3
+    return 4 if isinstance(error, DamagedFile) else 1
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (ValueError, OSError, ImportError)) and text else (
+        f"{type(error).__name__}: {text} (add --debug to see where)"
+    )

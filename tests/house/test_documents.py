@@ -1,0 +1,37 @@
+"""Every Python block of the documents runs; every local link leads somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import cbml
+import pytest
+
+ROOT = Path(cbml.__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def identify(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=identify)
+def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
+    blocks = BLOCK.findall(path.read_text())
+    if blocks:  # one after another, as a reader would type them
+        subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=identify)
+def test_local_links_lead_somewhere(path: Path) -> None:
+    for target in LINK.findall(path.read_text()):
+        if "://" not in target and not target.startswith("mailto:"):
+            assert (path.parent / target).exists(), f"{identify(path)} links to missing {target}"
+
+
+def test_there_are_documents_to_check() -> None:
+    names = {identify(path) for path in DOCUMENTS}
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/tour.md"} <= names
