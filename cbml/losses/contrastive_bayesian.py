@@ -1,0 +1,227 @@
+"""The contrastive Bayesian metric learning loss."""
+
+from typing import Literal, Self
+
+from torch import Tensor, nn
+
+from cbml.losses.kernel import Formula
+from cbml.losses.options import Averaging, Dataset, Reduction, check_choice, check_number
+from cbml.losses.ratios import LinearRatio, QuadraticRatio
+from cbml.losses.terms import LossTerms, compute_terms
+
+__all__ = ["FINE_GRAINED", "PRODUCTS", "CBMLLoss"]
+
+FINE_GRAINED = LinearRatio(
+    positive_center=0.5, positive_scale=0.5, negative_center=1.0, negative_scale=0.01
+)
+PRODUCTS = LinearRatio(
+    positive_center=0.5, positive_scale=0.25, negative_center=0.5, negative_scale=0.05
+)
+# The paper's ratio and λ for each of its picture sets.
+SETTINGS: dict[Dataset, tuple[LinearRatio, float]] = {
+    "cub": (FINE_GRAINED, 1.0),
+    "cars": (FINE_GRAINED, 1.0),
+    "sop": (PRODUCTS, 0.001),
+    "inshop": (PRODUCTS, 0.001),
+}
+# exp(80) times the largest batch is still a float32 number.
+LARGEST_EXPONENT = 80.0
+
+
+class CBMLLoss(nn.Module):
+    """Make the posterior probability of every pair's kind large, given its similarity.
+
+    With s_ij the cosine similarity of embeddings i and j, P_i and N_i the positives and negatives
+    of anchor i (by index: an anchor is no pair with itself, a true duplicate is), B anchors, and Φ
+    the likelihood ratio of `ratio`:
+
+        P*_i  = {j ∈ P_i : s_ij < max_{n∈N_i} s_in + ε}
+        N*_i  = {j ∈ N_i : s_ij > min_{p∈P_i} s_ip - ε}
+        L_P   = mean_i f(1 + δ_P Σ_{j∈P*_i} Φ_P(s_ij))
+        L_N   = mean_i f(1 + δ_N Σ_{j∈N*_i} Φ_N(s_ij))
+        ξ_i   = γ mean_{p∈P_i} s_ip + (1 - γ) mean_{n∈N_i} s_in
+        L_2   = mean_i mean_{n∈N_i} (s_in - ξ_i)²
+        L     = L_P + L_N + λ L_2
+
+    A sum over an empty set is zero, the minimum over one infinite: an anchor without positives has
+    no hard negatives. An anchor without positives or without negatives has no ξ_i and no share in
+    L_2. Every anchor counts in the mean. The defaults are the paper's for CUB and Cars.
+
+    Args:
+        ratio: Φ, linear or quadratic in the exponent.
+        averaging: f. "log" as in the paper, or its alternatives "sqrt" and "const" (f(x) = x).
+        delta: δ_P = δ_N, 1 in the paper's experiments; "derived" for the ratios that its
+            derivation gives, |N_i|/|P_i|² and |P_i|/|N_i|².
+        mining_margin: ε, 0.1 in the authors' program; None takes all pairs.
+        variance_weight: λ.
+        target_mix: γ.
+        variance_reduction: over the negatives of an anchor in L_2; "sum" in the authors' program.
+        skip_easy_anchors: leave out an anchor, with its share in L_2, when either of its hard sets
+            is empty, as the authors' program does. It still counts in the mean.
+    """
+
+    def __init__(
+        self,
+        *,
+        ratio: LinearRatio | QuadraticRatio = FINE_GRAINED,
+        averaging: Averaging = "log",
+        delta: float | Literal["derived"] = 1.0,
+        mining_margin: float | None = 0.1,
+        variance_weight: float = 1.0,
+        target_mix: float = 0.2,
+        variance_reduction: Reduction = "mean",
+        skip_easy_anchors: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(ratio, LinearRatio | QuadraticRatio):
+            raise TypeError(f"ratio must be a LinearRatio or QuadraticRatio, got {ratio!r}")
+        self.ratio = ratio
+        self.averaging = check_choice(averaging, "averaging", Averaging)
+        self.delta = _check_delta(delta)
+        self.mining_margin = (
+            None if mining_margin is None else check_number(mining_margin, "mining_margin")
+        )
+        self.variance_weight = check_number(variance_weight, "variance_weight", above=0.0)
+        self.target_mix = check_number(target_mix, "target_mix")
+        self.variance_reduction = check_choice(variance_reduction, "variance_reduction", Reduction)
+        self.skip_easy_anchors = bool(skip_easy_anchors)
+        self._check_overflow()
+        self._formula = Formula(
+            ratio=(ratio.positive, ratio.negative),
+            averaging=self.averaging,
+            delta=None if self.delta == "derived" else float(self.delta),
+            mining_margin=self.mining_margin,
+            skip_easy_anchors=self.skip_easy_anchors,
+            variance_weight=self.variance_weight,
+            target_mix=self.target_mix,
+            variance_sum=self.variance_reduction == "sum",
+        )
+
+    @classmethod
+    def paper(
+        cls,
+        dataset: Dataset,
+        *,
+        averaging: Averaging = "log",
+        mining_margin: float | None = 0.1,
+        variance_weight: float | None = None,
+        target_mix: float = 0.2,
+    ) -> Self:
+        """The paper's equations with its parameters for one of its picture sets.
+
+        Args:
+            dataset: "cub", "cars", "sop" or "inshop".
+            averaging: f, for the paper's study of averaging operations.
+            mining_margin: ε; None for the rows without mining.
+            variance_weight: λ; None for the paper's value for this set.
+            target_mix: γ.
+        """
+        ratio, weight = SETTINGS[check_choice(dataset, "dataset", Dataset)]
+        return cls(
+            ratio=ratio,
+            averaging=averaging,
+            mining_margin=mining_margin,
+            variance_weight=weight if variance_weight is None else variance_weight,
+            target_mix=target_mix,
+        )
+
+    @classmethod
+    def authors(
+        cls,
+        dataset: Dataset,
+        *,
+        averaging: Averaging = "log",
+        mining_margin: float | None = 0.1,
+        variance_weight: float | None = None,
+        target_mix: float = 0.2,
+    ) -> Self:
+        """What the authors' program computes, with the paper's parameters for a picture set.
+
+        It sums the variance over the negatives, leaves out anchors with an empty hard set, and
+        weighs the exponentials by 1/4 in its "const" averaging. Unlike the program, self pairs are
+        masked by index, so that true duplicates count.
+
+        Args:
+            dataset: "cub", "cars", "sop" or "inshop".
+            averaging: f, for the paper's study of averaging operations.
+            mining_margin: ε; None for all pairs.
+            variance_weight: λ; None for the paper's value for this set.
+            target_mix: γ.
+        """
+        ratio, weight = SETTINGS[check_choice(dataset, "dataset", Dataset)]
+        return cls(
+            ratio=ratio,
+            averaging=averaging,
+            delta=0.25 if averaging == "const" else 1.0,
+            mining_margin=mining_margin,
+            variance_weight=weight if variance_weight is None else variance_weight,
+            target_mix=target_mix,
+            variance_reduction="sum",
+            skip_easy_anchors=True,
+        )
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """L for one batch.
+
+        Args:
+            embeddings: one row per picture; their direction counts, not their length. (B, D)
+            labels: one integer per row. (B,)
+            indices_tuple: pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
+            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: their labels. (R,)
+        """
+        return self.terms(embeddings, labels, indices_tuple, ref_emb, ref_labels).total
+
+    def terms(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> LossTerms:
+        """L_P, L_N, L_2 (also where λ = 0) and L for one batch, at the price of the loss alone.
+
+        Args:
+            embeddings: one row per picture; their direction counts, not their length. (B, D)
+            labels: one integer per row. (B,)
+            indices_tuple: pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
+            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: their labels. (R,)
+        """
+        return compute_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels, self._formula)
+
+    def extra_repr(self) -> str:
+        """The settings, for print."""
+        return (
+            f"ratio={self.ratio}, averaging={self.averaging!r}, delta={self.delta!r}, "
+            f"mining_margin={self.mining_margin}, variance_weight={self.variance_weight}, "
+            f"target_mix={self.target_mix}, variance_reduction={self.variance_reduction!r}, "
+            f"skip_easy_anchors={self.skip_easy_anchors}"
+        )
+
+    def _check_overflow(self) -> None:
+        """Without the logarithm the exponentials themselves are summed: they must be numbers."""
+        if self.averaging == "log":
+            return
+        largest = max(self.ratio.positive.largest(), self.ratio.negative.largest())
+        if largest > LARGEST_EXPONENT:
+            raise ValueError(
+                f"averaging={self.averaging!r} sums exponentials up to exp({largest:.0f}), too "
+                f"large for float32: widen the scales of ratio or use averaging='log'"
+            )
+
+
+def _check_delta(delta: float | Literal["derived"]) -> float | Literal["derived"]:
+    if isinstance(delta, str):
+        return check_choice(delta, "delta", Literal["derived"])
+    if check_number(delta, "delta") <= 0.0:
+        raise ValueError(f"delta must be above zero or 'derived', got {delta}")
+    return float(delta)

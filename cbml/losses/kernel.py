@@ -1,0 +1,277 @@
+"""The CBML terms of all pairs and their gradient, in one pass over tiles of rows.
+
+Autograd through a dozen masked B × R matrices is what makes pair losses slow and large. Here the
+gradient is derived by hand and computed together with the value, a tile of rows at a time, while
+the tile is in the processor's cache; only the gradient of the embeddings is kept.
+
+With s_ij the similarity of anchor i and reference j, P_i and N_i its positives and negatives, and
+P*_i and N*_i the hard ones among them:
+
+    a_ij = log δ_i + log Φ(s_ij)                       the exponents
+    u_i  = log(1 + Σ_j exp a_ij)                       over P*_i for L_P, over N*_i for L_N
+    L_i  = f(exp u_i)                                  f = log, sqrt or x
+    ∂L_i/∂s_ij = ∂L_i/∂u_i · exp(a_ij - u_i) · ∂log Φ/∂s_ij
+
+    L_2i = mean_{n∈N_i} (s_in - ξ_i)² = Var_N + γ² (m_P - m_N)²
+    ∂L_2i/∂s_ij = 2/|N_i| (s_ij - m_N - γ² (m_P - m_N))    for negatives
+                = 2/|P_i| γ² (m_P - m_N)                    for positives
+
+Rows and columns are sorted by label, so that the positives of a tile of rows lie in one narrow
+band of columns, and everything that concerns positives touches the band only.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cbml.losses.options import Averaging
+from cbml.losses.pairs import LabelPairs, ListedPairs, Tile
+from cbml.losses.ratios import Exponent
+
+__all__ = ["Formula", "PairSums", "pair_terms"]
+
+
+# Rows of a tile, and the most similarities it may hold: 2**24 float32 numbers are 64 MiB, and two
+# such buffers and a mask exist at a time.
+TILE_ROWS = 256
+TILE_SIZE = 2**24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """What to compute for each anchor: the arguments of `CBMLLoss` in the form the tiles use.
+
+    Args:
+        ratio: log Φ_P and log Φ_N, or None to leave L_P and L_N out.
+        averaging: f.
+        delta: δ_P = δ_N, or None for |N|/|P|² and |P|/|N|².
+        mining_margin: ε, or None for all pairs.
+        skip_easy_anchors: leave out an anchor with an empty hard set.
+        variance_weight: λ.
+        target_mix: γ.
+        variance_sum: sum over the negatives in L_2 instead of their mean.
+    """
+
+    ratio: tuple[Exponent, Exponent] | None = None
+    averaging: Averaging = "log"
+    delta: float | None = 1.0
+    mining_margin: float | None = None
+    skip_easy_anchors: bool = False
+    variance_weight: float = 1.0
+    target_mix: float = 0.2
+    variance_sum: bool = False
+
+
+class PairSums(NamedTuple):
+    """The sums over anchors of L_P, L_N and L_2, and the gradients of L_P + L_N + λ L_2.
+
+    Args:
+        positive: Σ L_P.
+        negative: Σ L_N.
+        variance: Σ L_2, without λ.
+        grad_rows: for the unit vectors of the anchors. (B, D)
+        grad_columns: for those of the references; None where they are the anchors. (R, D)
+    """
+
+    positive: Tensor
+    negative: Tensor
+    variance: Tensor
+    grad_rows: Tensor | None
+    grad_columns: Tensor | None
+
+
+def pair_terms(
+    rows: Tensor,
+    columns: Tensor | None,
+    pairs: LabelPairs | ListedPairs,
+    formula: Formula,
+    wants_grad: tuple[bool, bool],
+) -> PairSums:
+    """Sums of the terms over all anchors and the gradients for the unit vectors.
+
+    Args:
+        rows: unit vectors of the anchors. (B, D)
+        columns: unit vectors of the references, or None for the anchors themselves. (R, D)
+        pairs: which pairs are positive and negative.
+        formula: what to compute.
+        wants_grad: whether the gradients of rows and of columns are needed.
+    """
+    others = rows if columns is None else columns
+    tile_rows = max(1, min(TILE_ROWS, TILE_SIZE // len(others)))
+    grad_rows = torch.zeros_like(rows) if wants_grad[0] else None
+    grad_columns = torch.zeros_like(columns) if columns is not None and wants_grad[1] else None
+    totals = rows.new_zeros(3)
+    buffers = rows.new_empty(2, min(tile_rows, len(rows)), len(others))
+    for tile in pairs.tiles(tile_rows):
+        height = tile.rows.stop - tile.rows.start
+        work = _Work(tile, buffers[0, :height], buffers[1, :height], formula)
+        torch.mm(rows[tile.rows], others.T, out=work.similarity)
+        totals += work.terms()
+        if not any(wants_grad):
+            continue
+        gradient = work.gradient()  # (T, R)
+        if grad_rows is not None:
+            grad_rows[tile.rows].addmm_(gradient, others)
+        # A self pair (i, j) moves both of its ends.
+        moved = grad_rows if columns is None else grad_columns
+        if moved is not None:
+            moved.addmm_(gradient.T, rows[tile.rows])
+    return PairSums(*totals.unbind(), grad_rows, grad_columns)
+
+
+class _Work:
+    """The terms of one tile, then their gradient, in two buffers that are used again and again."""
+
+    def __init__(self, tile: Tile, similarity: Tensor, spare: Tensor, formula: Formula) -> None:
+        self.tile, self.formula = tile, formula
+        self.similarity = similarity  # (T, R): s, then s - m_N, then ∂/∂s
+        self.spare = spare  # (T, R): exp(a - shift) of the negatives
+
+    def terms(self) -> Tensor:
+        """Sums of L_P, L_N and L_2 over the tile's anchors, (3,)."""
+        formula, tile = self.formula, self.tile
+        self.positives = self.similarity[:, tile.band].clone()  # (T, W)
+        variance = self._center_on_negatives()  # (T, 1)
+        # From here on no maximum, comparison or exponential sees what is not a negative.
+        self.similarity[:, tile.band].masked_fill_(tile.not_negative, -torch.inf)
+        self.keep = torch.ones_like(variance)  # (T, 1)
+        if formula.ratio is None:
+            return torch.stack((variance.new_zeros(()), variance.new_zeros(()), variance.sum()))
+        hardest_negative = self.similarity.amax(dim=1, keepdim=True)  # above m_N; -inf for none
+        hard = tile.positive
+        threshold = None
+        if formula.mining_margin is not None:
+            hardest_positive = self.positives.masked_fill(~tile.positive, torch.inf).amin(
+                dim=1, keepdim=True
+            )
+            threshold = hardest_positive - self.negative_mean - formula.mining_margin
+            easy_above = hardest_negative + self.negative_mean + formula.mining_margin
+            hard = hard & (self.positives < easy_above)
+        positive_value = self._pull(hard, formula.ratio[0])
+        negative_value = self._push(hardest_negative, threshold, formula.ratio[1])
+        if formula.skip_easy_anchors:
+            lowest = -torch.inf if threshold is None else threshold
+            keep = hard.any(dim=1, keepdim=True) & (hardest_negative > lowest)
+            self.keep = keep.to(variance.dtype)
+        values = torch.cat((positive_value, negative_value, variance), dim=1)  # (T, 3)
+        return (values * self.keep).sum(dim=0)
+
+    def gradient(self) -> Tensor:
+        """∂/∂s of the tile's terms, which takes the place of the similarities, (T, R)."""
+        formula, tile = self.formula, self.tile
+        strength = formula.variance_weight * 2.0 * self.keep * self.complete  # (T, 1)
+        if not formula.variance_sum:
+            strength = strength / self.negative_count
+        lean = formula.target_mix**2 * self.gap  # γ² (m_P - m_N)
+        if formula.ratio is not None:
+            self._multiply_by_slope(formula.ratio[1])
+        if formula.variance_weight:
+            self.similarity.mul_(strength).sub_(strength * lean)
+            if formula.ratio is not None:
+                self.similarity.addcmul_(self.spare, self.push_weight * self.keep)
+        elif formula.ratio is not None:
+            torch.mul(self.spare, self.push_weight * self.keep, out=self.similarity)
+        else:
+            self.similarity.zero_()
+        pull = (strength * lean * self.negative_count / self.positive_count).expand_as(
+            self.positives
+        )
+        if formula.ratio is not None:
+            quadratic, slope, _ = formula.ratio[0]
+            pull = pull + self.pull * (2.0 * quadratic * self.positives + slope) * self.keep
+        band = self.similarity[:, tile.band]
+        band.masked_fill_(tile.not_negative, 0.0)
+        band.add_(pull.masked_fill(~tile.positive, 0.0))
+        return self.similarity
+
+    def _center_on_negatives(self) -> Tensor:
+        """L_2 of each anchor, (T, 1); leaves s - m_N, so that no later difference loses digits."""
+        tile, formula = self.tile, self.formula
+        band = self.similarity[:, tile.band]
+        columns = self.similarity.shape[1]
+        kind = self.similarity.dtype
+        positives = tile.positive.sum(dim=1, keepdim=True)
+        negatives = columns - tile.not_negative.sum(dim=1, keepdim=True)
+        self.complete = ((positives > 0) & (negatives > 0)).to(kind)  # has a target ξ
+        self.occupied = (positives.to(kind), negatives.to(kind))
+        self.positive_count = self.occupied[0].clamp(min=1.0)
+        self.negative_count = self.occupied[1].clamp(min=1.0)
+        band.masked_fill_(tile.not_negative, 0.0)
+        self.negative_mean = self.similarity.sum(dim=1, keepdim=True) / self.negative_count
+        positive_sum = self.positives.masked_fill(~tile.positive, 0.0).sum(dim=1, keepdim=True)
+        self.gap = (positive_sum / self.positive_count - self.negative_mean) * self.complete
+        self.similarity.sub_(self.negative_mean)
+        band.masked_fill_(tile.not_negative, 0.0)
+        spread = torch.linalg.vector_norm(self.similarity, dim=1, keepdim=True).square()
+        about_target = spread + self.negative_count * (formula.target_mix * self.gap).square()
+        if not formula.variance_sum:
+            about_target = about_target / self.negative_count
+        return about_target * self.complete
+
+    def _pull(self, hard: Tensor, exponent: Exponent) -> Tensor:
+        """L_P of each anchor, (T, 1); leaves ∂L_P/∂a in `pull`, (T, W)."""
+        quadratic, slope, constant = exponent
+        exponents = (quadratic * self.positives + slope) * self.positives + constant
+        exponents += self._log_delta(0)
+        exponents.masked_fill_(~hard, -torch.inf)
+        shift = exponents.amax(dim=1, keepdim=True).clamp(min=0.0)
+        self.pull = exponents.sub_(shift).exp_()
+        value, weight = self._average(shift, self.pull.sum(dim=1, keepdim=True))
+        self.pull.mul_(weight)
+        return value
+
+    def _push(
+        self, hardest_negative: Tensor, threshold: Tensor | None, exponent: Exponent
+    ) -> Tensor:
+        """L_N of each anchor, (T, 1); leaves exp(a - shift) in `spare`, its weight beside it."""
+        quadratic, slope, constant = exponent
+        mean, spare = self.negative_mean, self.spare
+        # The exponent as a polynomial of s - m_N, which is what the tile holds now.
+        self.push_slope = 2.0 * quadratic * mean + slope  # (T, 1)
+        base = (quadratic * mean + slope) * mean + constant + self._log_delta(1)
+        if quadratic:
+            torch.add(self.push_slope, self.similarity, alpha=quadratic, out=spare)
+            spare.mul_(self.similarity).add_(base)
+        else:
+            shift = (slope * hardest_negative + base).clamp(min=0.0)
+            torch.add(base - shift, self.similarity, alpha=slope, out=spare)
+        if threshold is None:
+            spare[:, self.tile.band].masked_fill_(self.tile.not_negative, -torch.inf)
+        else:
+            spare.masked_fill_(self.similarity <= threshold, -torch.inf)
+        if quadratic:
+            shift = spare.amax(dim=1, keepdim=True).clamp(min=0.0)
+            spare.sub_(shift)
+        spare.exp_()
+        value, self.push_weight = self._average(shift, spare.sum(dim=1, keepdim=True))
+        return value
+
+    def _multiply_by_slope(self, exponent: Exponent) -> None:
+        if exponent.quadratic:
+            self.spare.mul_(
+                torch.add(self.push_slope, self.similarity, alpha=2.0 * exponent.quadratic)
+            )
+        else:
+            self.push_weight = self.push_weight * exponent.slope
+
+    def _log_delta(self, side: int) -> Tensor | float:
+        """log δ of the positives (0) or negatives (1); -inf where the other set is empty."""
+        if self.formula.delta is not None:
+            return math.log(self.formula.delta)
+        other = self.occupied[1 - side]
+        own = (self.positive_count, self.negative_count)[side]
+        return other.log() - 2.0 * own.log()
+
+    def _average(self, shift: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """f(1 + Σ exp a), and its derivative by a_ij divided by exp(a_ij - shift); (T, 1) each."""
+        log_sum = shift + torch.log1p(total + torch.expm1(-shift))  # u
+        share = torch.exp(shift - log_sum)  # exp(a_ij - u) is this times exp(a_ij - shift)
+        if self.formula.averaging == "log":
+            return log_sum, share
+        if self.formula.averaging == "sqrt":
+            root = torch.exp(0.5 * log_sum)
+            return root, 0.5 * root * share
+        return torch.exp(log_sum), torch.exp(shift)

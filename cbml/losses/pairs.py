@@ -1,0 +1,92 @@
+"""Which pairs are positive and negative, tile by tile of rows."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["LabelPairs", "ListedPairs", "Tile"]
+
+
+class Tile(NamedTuple):
+    """Some rows, the columns where their positives can be, and the kinds of pairs there.
+
+    Columns outside the band are negatives of every row of the tile.
+    """
+
+    rows: slice
+    band: slice
+    positive: Tensor  # (T, W) bool
+    not_negative: Tensor  # (T, W) bool
+
+
+class LabelPairs:
+    """Positives share the label, negatives do not; both label lists are sorted.
+
+    Args:
+        labels: of the rows, ascending. (B,)
+        column_labels: of the columns, ascending. (R,)
+        is_self: rows and columns are the same pictures; a picture is no pair with itself.
+    """
+
+    def __init__(self, labels: Tensor, column_labels: Tensor, is_self: bool) -> None:
+        self.labels, self.column_labels, self.is_self = labels, column_labels, is_self
+
+    def tiles(self, tile_rows: int) -> Iterator[Tile]:
+        """The tiles from top to bottom.
+
+        Args:
+            tile_rows: rows of a tile.
+        """
+        total = len(self.labels)
+        if total <= tile_rows:
+            yield self._tile(slice(0, total), slice(0, len(self.column_labels)))
+            return
+        starts = range(0, total, tile_rows)
+        first = self.labels[list(starts)]
+        last = self.labels[[min(start + tile_rows, total) - 1 for start in starts]]
+        left = torch.searchsorted(self.column_labels, first).tolist()
+        right = torch.searchsorted(self.column_labels, last, right=True).tolist()
+        for start, begin, end in zip(starts, left, right, strict=True):
+            yield self._tile(slice(start, min(start + tile_rows, total)), slice(begin, end))
+
+    def _tile(self, rows: slice, band: slice) -> Tile:
+        same = self.labels[rows, None] == self.column_labels[None, band]  # (T, W)
+        positive = same
+        if self.is_self:
+            positive = same.clone()
+            positive[:, rows.start - band.start : rows.stop - band.start].fill_diagonal_(False)
+        return Tile(rows, band, positive, same)
+
+
+class ListedPairs:
+    """Positives and negatives as a miner lists them; any other pair is neither.
+
+    Args:
+        pairs: anchors and positives, anchors and negatives.
+        shape: number of rows and of columns.
+    """
+
+    def __init__(self, pairs: tuple[Tensor, ...], shape: tuple[int, int], device: torch.device):
+        self.pairs, self.shape, self.device = pairs, shape, device
+
+    def tiles(self, tile_rows: int) -> Iterator[Tile]:
+        """The tiles from top to bottom; their band is the whole row.
+
+        Args:
+            tile_rows: rows of a tile.
+        """
+        total, columns = self.shape
+        anchors, positives, negative_anchors, negatives = self.pairs
+        for start in range(0, total, tile_rows):
+            rows = slice(start, min(start + tile_rows, total))
+            positive = self._mask(rows, anchors, positives)
+            negative = self._mask(rows, negative_anchors, negatives)
+            yield Tile(rows, slice(0, columns), positive, ~negative)
+
+    def _mask(self, rows: slice, anchors: Tensor, partners: Tensor) -> Tensor:
+        mask = torch.zeros(rows.stop - rows.start, self.shape[1], dtype=torch.bool)
+        inside = (anchors >= rows.start) & (anchors < rows.stop)
+        mask[(anchors[inside] - rows.start).cpu(), partners[inside].cpu()] = True
+        return mask.to(self.device)

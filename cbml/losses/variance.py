@@ -1,0 +1,60 @@
+"""The metric variance constraint alone, to add to any loss."""
+
+from torch import Tensor, nn
+
+from cbml.losses.kernel import Formula
+from cbml.losses.options import Reduction, check_choice, check_number
+from cbml.losses.terms import compute_terms
+
+__all__ = ["MetricVariance"]
+
+
+class MetricVariance(nn.Module):
+    """Keep the similarities of each anchor to its negatives close to one value.
+
+    With s_ij the similarity of embeddings i and j, P_i and N_i the positives and negatives of
+    anchor i:
+
+        target_i = γ mean_{p∈P_i} s_ip + (1 - γ) mean_{n∈N_i} s_in
+        loss     = mean_i mean_{n∈N_i} (s_in - target_i)²
+
+    An anchor without positives or without negatives has no target and costs nothing; it still
+    counts in the mean over anchors.
+
+    Args:
+        target_mix: γ. Share of the positives in the target; 0 makes the loss the plain variance.
+            The paper's 0.2 by default.
+        reduction: over the negatives of an anchor: "mean" as in the paper, "sum" as in the
+            authors' program.
+    """
+
+    def __init__(self, *, target_mix: float = 0.2, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        self.target_mix = check_number(target_mix, "target_mix")
+        self.reduction = check_choice(reduction, "reduction", Reduction)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The constraint's value for one batch.
+
+        Args:
+            embeddings: one row per picture; their direction counts, not their length. (B, D)
+            labels: one integer per row. (B,)
+            indices_tuple: pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
+            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: their labels. (R,)
+        """
+        formula = Formula(
+            target_mix=self.target_mix, variance_sum=self.reduction == "sum", variance_weight=1.0
+        )
+        return compute_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels, formula).total
+
+    def extra_repr(self) -> str:
+        """The settings, for print."""
+        return f"target_mix={self.target_mix}, reduction={self.reduction!r}"
