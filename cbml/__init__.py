@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from cbml.losses import LinearRatio as LinearRatio
     from cbml.losses import MetricVariance as MetricVariance
     from cbml.losses import QuadraticRatio as QuadraticRatio
+    from cbml.models import Embedder as Embedder
 
 _HOME = {
     "CBMLLoss": "cbml.losses",
+    "Embedder": "cbml.models",
     "LOSSES": "cbml.losses",
     "LinearRatio": "cbml.losses",
     "MetricVariance": "cbml.losses",

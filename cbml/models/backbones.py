@@ -1,0 +1,226 @@
+"""The table of backbones: how each is built, what it gives, and what it expects of its pictures."""
+
+import difflib
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from cbml.errors import BadData, MissingExtra
+from cbml.models.bn_inception import BNInception
+from cbml.models.preprocessing import Preprocessing
+
+__all__ = ["BACKBONES", "Backbone", "find_backbone", "import_timm"]
+
+_IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+_SYMMETRIC = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop=224)
+_TINY = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), resize=32, crop=32)
+_CAFFE = Preprocessing(
+    mean=(104.0, 117.0, 128.0), std=(1.0, 1.0, 1.0), channel_order="BGR", scale=255.0
+)
+
+_RESNET = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
+_GOOGLENET = (
+    *("conv1", "maxpool1", "conv2", "conv3", "maxpool2", "inception3a", "inception3b", "maxpool3"),
+    *("inception4a", "inception4b", "inception4c", "inception4d", "inception4e", "maxpool4"),
+    *("inception5a", "inception5b"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backbone:
+    """One row of the table.
+
+    Args:
+        build: gives the network that turns pictures into a map (B, C, H, W), or into vectors
+            (B, C) when it is called with the pooling "backbone".
+        features: C.
+        preprocessing: what its pretrained weights expect.
+        pooling: the one used in the paper, or by its authors.
+        weights: where weights come from when nobody says.
+        classifier: beginnings of the names that belong to the classifier in public weights and are
+            left out when they are loaded.
+        prefix: what stands before a public weight's name inside the built network.
+    """
+
+    build: Callable[[str], nn.Module]
+    features: int
+    preprocessing: Preprocessing
+    pooling: str = "average"
+    weights: str = "imagenet"
+    classifier: tuple[str, ...] = ("fc.",)
+    prefix: str = ""
+
+
+def find_backbone(name: str) -> Backbone:
+    """The backbone of that name; "timm:<name>" reaches every architecture of timm.
+
+    Args:
+        name: a key of BACKBONES, or "timm:" and the name of a timm model.
+    """
+    if name.startswith("timm:"):
+        return _timm_backbone(name.removeprefix("timm:"))
+    if name in BACKBONES:
+        return BACKBONES[name]
+    near = difflib.get_close_matches(name.lower(), BACKBONES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(BACKBONES)}"
+    raise BadData(f"unknown backbone {name!r}: {hint} Others by 'timm:<name>'")
+
+
+class _Conv4(nn.Sequential):
+    """Four 3×3 convolutions of 64 maps, each halving the picture; learns on a CPU in seconds."""
+
+    def __init__(self) -> None:
+        widths = (3, 64, 64, 64, 64)
+        layers: list[nn.Module] = []
+        for incoming, outgoing in itertools.pairwise(widths):
+            layers += [
+                nn.Conv2d(incoming, outgoing, 3, padding=1, bias=False),
+                nn.BatchNorm2d(outgoing),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2, ceil_mode=True),  # rounding up lets pictures of one pixel through
+            ]
+        super().__init__(*layers)
+
+
+class _TimmFeatures(nn.Module):
+    """A timm network without its classifier, pooled its own way or not at all."""
+
+    def __init__(self, name: str, pooling: str) -> None:
+        super().__init__()
+        timm = import_timm()
+        own = pooling == "backbone"
+        try:
+            options: dict[str, Any] = {} if own else {"global_pool": ""}
+            self.network = timm.create_model(name, num_classes=0, pretrained=False, **options)
+        except AssertionError:
+            raise BadData(
+                f"timm:{name} cannot be had without its own pooling: use pooling='backbone'"
+            ) from None
+        self.channels_last_map = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        features: Tensor = self.network(pictures)
+        if features.dim() == 3:  # tokens (B, N, C): those in front stand for no place
+            places = features[:, getattr(self.network, "num_prefix_tokens", 0) :]
+            return places.transpose(1, 2).unsqueeze(-1)
+        if features.dim() == 4 and self.channels_last_map:
+            return features.permute(0, 3, 1, 2)
+        return features
+
+
+def import_timm() -> Any:
+    """The package timm, or one line that says how to install it."""
+    try:
+        import timm
+    except ImportError:
+        raise MissingExtra("timm", "timm") from None
+    return timm
+
+
+def _resnet(depth: int, features: int, *, stride_first: bool = False) -> Backbone:
+    def build(pooling: str) -> nn.Module:
+        del pooling
+        network = getattr(torchvision.models, f"resnet{depth}")(weights=None)
+        if stride_first:
+            for layer in (network.layer2, network.layer3, network.layer4):
+                layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
+        return _in_sequence(network, _RESNET)
+
+    return Backbone(build=build, features=features, preprocessing=_IMAGENET)
+
+
+def _build_googlenet(pooling: str) -> nn.Module:
+    del pooling
+    network = torchvision.models.GoogLeNet(
+        aux_logits=False, transform_input=False, init_weights=True
+    )
+    return _in_sequence(network, _GOOGLENET)
+
+
+def _in_sequence(network: nn.Module, names: tuple[str, ...]) -> nn.Module:
+    """The named children, one after the other: torchvision's names, without its classifier."""
+    return nn.Sequential(OrderedDict((name, getattr(network, name)) for name in names))
+
+
+def _timm_backbone(name: str) -> Backbone:
+    timm = import_timm()
+    if not timm.is_model(name):  # also keeps out names that would fetch foreign repositories
+        near = difflib.get_close_matches(name, timm.list_models(), n=1)
+        hint = f"did you mean 'timm:{near[0]}'?" if near else "see timm.list_models()"
+        raise BadData(f"unknown backbone 'timm:{name}': {hint}")
+    try:
+        facts = timm.get_pretrained_cfg(name)
+    except RuntimeError as error:  # the architecture exists, its tag behind the dot does not
+        raise BadData(f"unknown backbone 'timm:{name}': {error}") from None
+    crop = int(facts.input_size[-1])
+    probe = _on_no_device(name)
+    return Backbone(
+        build=lambda pooling: _TimmFeatures(name, pooling),
+        features=int(getattr(probe, "head_hidden_size", None) or probe.num_features),
+        preprocessing=Preprocessing(
+            mean=facts.mean,
+            std=facts.std,
+            resize=max(crop, round(crop / facts.crop_pct)),
+            crop=crop,
+        ),
+        pooling="backbone",
+        classifier=_classifier_names(facts.classifier),
+        prefix="network.",
+    )
+
+
+def _on_no_device(name: str) -> Any:
+    """A timm network whose parameters have shapes but no memory."""
+    with torch.device("meta"):
+        return import_timm().create_model(name, num_classes=0, pretrained=False)
+
+
+def _classifier_names(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    listed = (names,) if isinstance(names, str) else tuple(names or ())
+    return tuple(f"{name}." for name in listed)
+
+
+BACKBONES: dict[str, Backbone] = {
+    "resnet18": _resnet(18, 512),
+    "resnet34": _resnet(34, 512),
+    "resnet50": _resnet(50, 2048),
+    "resnet101": _resnet(101, 2048),
+    "resnet152": _resnet(152, 2048),
+    # The first version of ResNet halves the map in the 1×1 convolution of a block; torchvision's in
+    # the 3×3. Shapes and names are the same, so weights of one load into the other and are wrong.
+    "resnet50_v1": _resnet(50, 2048, stride_first=True),
+    "googlenet": Backbone(
+        build=_build_googlenet,
+        features=1024,
+        preprocessing=_IMAGENET,
+        classifier=("fc.", "aux1.", "aux2."),
+    ),
+    "bn_inception": Backbone(
+        build=lambda pooling: BNInception(),
+        features=1024,
+        preprocessing=_CAFFE,
+        pooling="max",
+        classifier=("last_linear.",),
+    ),
+    "efficientnet_lite0": Backbone(
+        build=lambda pooling: _TimmFeatures("tf_efficientnet_lite0", pooling),
+        features=1280,
+        preprocessing=_SYMMETRIC,
+        weights="package",
+        classifier=("classifier.",),
+        prefix="network.",
+    ),
+    "conv4": Backbone(
+        build=lambda pooling: _Conv4(),
+        features=64,
+        preprocessing=_TINY,
+        weights="none",
+        classifier=(),
+    ),
+}

@@ -1,0 +1,76 @@
+"""Saved models: tensors as safetensors, settings as JSON, both under a manifest of SHA-256 sums."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from cbml.errors import BadData, DamagedFile
+from cbml.files import load_folder, save_folder, write_json
+
+__all__ = ["KIND", "read_model", "write_model"]
+
+KIND = "cbml model 1"
+_FACTS: dict[str, type] = {
+    "backbone": str,
+    "dim": int,
+    "pooling": str,
+    "batch_norm": str,
+    "preprocessing": dict,
+    "provenance": str,
+}
+
+
+def write_model(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
+    """Save tensors and settings as one model folder, in one step.
+
+    Args:
+        folder: made if missing; a model in it is replaced.
+        tensors: name -> tensor, every number finite.
+        facts: the settings to build the same network again.
+    """
+    # safetensors wants plain row-major memory; a channels-last model is saved all the same.
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    for name, tensor in plain.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise BadData(f"{folder}: not saved, {name} holds NaN or infinity")
+    parts = {
+        "model.safetensors": lambda path: safetensors.torch.save_file(plain, path),
+        "model.json": lambda path: write_json(path, dict(facts)),
+    }
+    save_folder(folder, KIND, parts, {"backbone": facts["backbone"]})
+
+
+def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The checked tensors and settings of a model folder.
+
+    Args:
+        folder: written by `write_model`.
+    """
+    parts, _ = load_folder(folder, KIND)
+    if set(parts) != {"model.safetensors", "model.json"}:
+        raise DamagedFile(f"{folder}: a saved model has model.safetensors and model.json")
+    try:
+        facts = json.loads(parts["model.json"].read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DamagedFile(f"{parts['model.json']}: not readable as JSON ({error})") from None
+    if not isinstance(facts, dict) or {key: type(value) for key, value in facts.items()} != _FACTS:
+        raise DamagedFile(f"{parts['model.json']}: not the settings of a saved model")
+    try:
+        with safetensors.safe_open(parts["model.safetensors"], "pt") as file:
+            head = file.get_slice("head.weight").get_shape()
+        tensors = safetensors.torch.load_file(parts["model.safetensors"])
+    except Exception as error:  # the hash is right, so somebody meant it: still no traceback
+        reason = " ".join(str(error).split())[:160]
+        raise DamagedFile(f"{parts['model.safetensors']}: {reason}") from None
+    if len(head) != 2 or head[0] != facts["dim"]:  # before a network of that width is built
+        raise DamagedFile(f"{parts['model.safetensors']}: the head does not give {facts['dim']}")
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise DamagedFile(f"{parts['model.safetensors']}: {name} holds NaN or infinity")
+    return tensors, facts
