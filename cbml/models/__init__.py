@@ -2,6 +2,8 @@
 
 from cbml.models.backbones import BACKBONES, Backbone, find_backbone
 from cbml.models.embedder import BATCH_NORMS, Embedder
+from cbml.models.embedding import embed, embed_across
+from cbml.models.execution import Execution
 from cbml.models.pooling import POOLINGS
 from cbml.models.preprocessing import Preprocessing
 
@@ -11,6 +13,9 @@ __all__ = [
     "POOLINGS",
     "Backbone",
     "Embedder",
+    "Execution",
     "Preprocessing",
+    "embed",
+    "embed_across",
     "find_backbone",
 ]

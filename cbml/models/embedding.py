@@ -1,0 +1,176 @@
+"""Many pictures -> one array of unit vectors, in their order, in bounded memory."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+
+from cbml.errors import BadData
+from cbml.models.execution import Execution, device_of
+from cbml.models.preprocessing import Preprocessing
+from cbml.models.progress import shown_progress
+from cbml.models.reading import Batch, PictureReader
+
+__all__ = ["embed", "embed_across"]
+
+Rows = NDArray[np.float32]
+Report = Callable[[int], object]
+
+
+def embed(
+    model: nn.Module,
+    images: Iterable[Any],
+    *,
+    load: Callable[[Any], Any] | None = None,
+    batch_size: int = 64,
+    processes: int = 0,
+    execution: Execution | None = None,
+    progress: bool | Report = True,
+) -> Rows:
+    """Unit vectors of all pictures in their order, (N, D) float32.
+
+    Pictures are framed and normalised as `model.preprocessing` says. At most a few batches are in
+    memory at a time. A picture that cannot be read, or whose vector is not finite, ends the work
+    with its name.
+
+    Args:
+        model: an Embedder, or any module with a `preprocessing` that gives one row per picture.
+        images: uint8 RGB pictures (arrays H × W × 3 or tensors 3 × H × W), or whatever `load`
+            takes, such as paths; an image set with `.paths` will do.
+        load: turns one item of `images` into a uint8 picture; needed for paths.
+        batch_size: pictures in one forward pass.
+        processes: processes that load and frame pictures beside this one; `images` must then be a
+            sequence.
+        execution: how the model is run; by default channels-last in float32.
+        progress: True shows it on standard error; a function is called with the number done.
+    """
+    items: Any = getattr(images, "paths", images)
+    known = isinstance(items, Sequence | np.ndarray | Tensor)
+    if processes and not known:
+        raise BadData("processes need a sequence of pictures: put them into a list, or use 0")
+    if known:
+        reader = PictureReader(items, load, _preprocessing(model), stop=len(items))
+        batches, total = reader.batches(batch_size, processes), len(items)
+    else:
+        reader = PictureReader((), load, _preprocessing(model))
+        batches, total = reader.stream(items, batch_size), None
+    return _run(model, batches, total, execution, progress)
+
+
+def embed_across(
+    model: nn.Module,
+    images: Sequence[Any],
+    group: distributed.ProcessGroup,
+    *,
+    load: Callable[[Any], Any] | None = None,
+    batch_size: int = 64,
+    processes: int = 0,
+    execution: Execution | None = None,
+) -> Rows:
+    """`embed` shared among the processes of a group; each of them gets the whole array.
+
+    Args:
+        model: the same in every process.
+        images: the same in every process, a sequence.
+        group: of torch.distributed; process r embeds the r-th of nearly equal slices.
+        load: as in `embed`.
+        batch_size: as in `embed`.
+        processes: as in `embed`, for each process of the group.
+        execution: as in `embed`.
+    """
+    items: Sequence[Any] = getattr(images, "paths", images)
+    rank, world = distributed.get_rank(group), distributed.get_world_size(group)
+    edges = [len(items) * part // world for part in range(world + 1)]
+    reader = PictureReader(items, load, _preprocessing(model), edges[rank], edges[rank + 1])
+    failure: Exception | None = None
+    rows = np.empty((0, 0), np.float32)
+    try:
+        batches = reader.batches(batch_size, processes)
+        rows = _run(model, batches, len(reader), execution, progress=rank == 0)
+    except Exception as error:  # the others must hear of it, or they would wait for ever
+        failure = error
+    return _gathered(rows, failure, np.diff(edges), group, device_of(model))
+
+
+def _run(
+    model: nn.Module,
+    batches: Iterator[Batch],
+    total: int | None,
+    execution: Execution | None,
+    progress: bool | Report,
+) -> Rows:
+    # Float32 unless asked: an index that mixes precisions is a riddle nobody wants to solve.
+    execution = execution or Execution(
+        channels_last=Execution.default(device_of(model)).channels_last
+    )
+    preprocessing, was_training = _preprocessing(model), model.training
+    rows: list[Rows] = []
+    execution.prepare(model).eval()
+    try:
+        with _reporting(progress, total) as report, torch.inference_mode():
+            for batch in batches:
+                pictures = preprocessing.normalise(batch.pictures.to(device_of(model)))
+                rows.append(_unit_rows(execution.run(model, pictures), batch.names))
+                report(sum(map(len, rows)))
+    finally:
+        model.train(was_training)
+    return np.concatenate(rows) if rows else np.empty((0, getattr(model, "dim", 0)), np.float32)
+
+
+def _unit_rows(vectors: Tensor, names: list[str]) -> Rows:
+    vectors = vectors.float()
+    good = torch.isfinite(vectors).all(1) & (vectors.abs().amax(1) > 0)
+    for position in torch.nonzero(~good).flatten().tolist():
+        raise BadData(
+            f"{names[position]}: the model gives no direction for it (NaN, infinity or all zeros); "
+            "look at the picture, or at the model's weights"
+        )
+    return functional.normalize(vectors, dim=1).cpu().numpy()
+
+
+def _gathered(
+    rows: Rows,
+    failure: Exception | None,
+    counts: NDArray[np.int64],
+    group: distributed.ProcessGroup,
+    device: torch.device,
+) -> Rows:
+    state = torch.tensor([failure is not None, rows.shape[1]], device=device)
+    states = [torch.empty_like(state) for _ in counts]
+    distributed.all_gather(states, state, group=group)
+    if failure is not None:
+        raise failure
+    failed = [rank for rank, (broken, _) in enumerate(states) if broken]
+    if failed:
+        raise BadData(f"process {failed[0]} of the group stopped; its message names the picture")
+    width = int(max(width for _, width in states))
+    padded = torch.zeros((int(counts.max(initial=0)), width), device=device)
+    padded[: len(rows)] = torch.from_numpy(rows).to(device) if len(rows) else 0
+    parts = [torch.empty_like(padded) for _ in counts]
+    distributed.all_gather(parts, padded, group=group)
+    return np.concatenate(
+        [part[:count].cpu().numpy() for part, count in zip(parts, counts, strict=True)]
+    )
+
+
+def _preprocessing(model: nn.Module) -> Preprocessing:
+    preprocessing = getattr(model, "preprocessing", None)
+    if not isinstance(preprocessing, Preprocessing):
+        raise BadData(f"{type(model).__name__} has no `preprocessing`: set one, or use an Embedder")
+    return preprocessing
+
+
+@contextlib.contextmanager
+def _reporting(progress: bool | Report, total: int | None) -> Iterator[Report]:
+    if callable(progress):
+        yield progress
+    elif progress:
+        with shown_progress("pictures embedded", total) as report:
+            yield report
+    else:
+        yield lambda done: None
