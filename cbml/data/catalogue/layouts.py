@@ -1,0 +1,143 @@
+"""Looking for pictures and lists on disk, in whatever folder above them the user named."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+
+from cbml.data.archives import folder_of
+from cbml.data.decode import SUFFIXES
+from cbml.errors import BadData
+
+__all__ = [
+    "ClassFolders",
+    "class_folders",
+    "locate",
+    "opened",
+    "packaged",
+    "picture_folders",
+    "read_rows",
+    "simple",
+]
+
+ClassFolders = dict[str, list[Path]]
+
+_DEEPEST = 8
+
+
+def opened(root: Path | str) -> Path:
+    """The folder that a user's `root` stands for; an archive is unpacked into the cache.
+
+    Args:
+        root: a folder or an archive.
+    """
+    return folder_of(Path(root).expanduser())
+
+
+def packaged(name: str) -> str:
+    """The text of a list that comes with the package.
+
+    Args:
+        name: of the file.
+    """
+    return (resources.files("cbml.data.catalogue") / name).read_text(encoding="utf-8")
+
+
+def locate(root: Path, names: Sequence[str]) -> Path | None:
+    """The first folder at `root`, or up to two levels below it, that holds all of the names.
+
+    Args:
+        root: where to begin.
+        names: files or folders that must be there, such as "images.txt".
+    """
+    level = [root]
+    for _ in range(3):
+        for folder in level:
+            if all((folder / name).exists() for name in names):
+                return folder
+        level = [below for folder in level for below in _folders(folder)]
+        if len(level) > 300:  # class folders, not levels of an unpacked archive
+            return None
+    return None
+
+
+def class_folders(root: Path) -> ClassFolders:
+    """Class name -> its pictures, sorted: a class is a folder that holds pictures itself.
+
+    Classes of one name below several folders, such as `train` and `test`, become one.
+
+    Args:
+        root: where to begin.
+    """
+    found: ClassFolders = {}
+    for folder, pictures in picture_folders(root):
+        found.setdefault(folder.name, []).extend(pictures)
+    return {name: sorted(paths) for name, paths in sorted(found.items())}
+
+
+def read_rows(path: Path, columns: int) -> Iterator[list[str]]:
+    """The lines of a list file, split at white space into so many columns.
+
+    Args:
+        path: the file.
+        columns: how many; the last takes the rest of the line.
+    """
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            words = line.split(maxsplit=columns - 1)
+            if not words:
+                continue
+            if len(words) != columns:
+                raise BadData(f"{path}: line {number} has {len(words)} columns, not {columns}")
+            words[-1] = words[-1].strip()
+            yield words
+
+
+def simple(name: str) -> str:
+    """A class name reduced to its letters and digits, as copies spell the rest in many ways.
+
+    Args:
+        name: of a folder or a list.
+    """
+    return re.sub(r"[\W_]+", "", name.casefold())
+
+
+def picture_folders(folder: Path, *, depth: int = 0) -> Iterator[tuple[Path, list[Path]]]:
+    """The folders that hold pictures themselves, in order, each with its pictures, sorted.
+
+    Args:
+        folder: where to begin; names that begin with a dot are passed over.
+        depth: how many folders deep we are already.
+    """
+    pictures: list[Path] = []
+    below: list[Path] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    below.append(folder / entry.name)
+                elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+                    pictures.append(folder / entry.name)
+    except OSError as error:
+        raise BadData(f"{folder}: cannot be listed ({error.strerror})") from None
+    if pictures:
+        yield folder, sorted(pictures)
+    if below and depth >= _DEEPEST:  # also where a link leads back to a folder above it
+        raise BadData(f"{folder}: more than {_DEEPEST} folders deep; name the folder of the set")
+    for path in sorted(below):
+        yield from picture_folders(path, depth=depth + 1)
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                folder / entry.name
+                for entry in entries
+                if entry.is_dir() and not entry.name.startswith(".")
+            )
+    except OSError as error:
+        raise BadData(f"{folder}: cannot be listed ({error.strerror})") from None

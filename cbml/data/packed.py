@@ -1,0 +1,228 @@
+"""Pictures decoded and resized once, kept as plain pixels in one memory-mapped file.
+
+A packed folder holds `pixels.u8`, the pictures one after another as height x width x 3 bytes, and a
+saved table of their sizes, places and check sums under a manifest, which is the commit point.
+While it is being made, a journal has one line for each finished picture; after a kill at any moment
+the lines whose pixels are sound are kept and the work goes on behind them. A lock lets one process
+work while the others wait for the result. Check sums are compared when a picture is first used, so
+that opening takes no longer for a million pictures than for a hundred.
+"""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cbml.data.cache import locked
+from cbml.data.decode import BadPicture, read_picture
+from cbml.data.transforms import resized_short_side
+from cbml.errors import BadData, DamagedFile
+from cbml.files import load_folder, save_folder
+
+__all__ = ["PackedImages", "pack"]
+
+KIND = "cbml packed pictures 1"
+PIXELS = "pixels.u8"
+JOURNAL = "journal.jsonl"
+
+Progress = Callable[[int, int], None]
+Entry = tuple[int, int, int, str]  # height, width, check sum of the pixels, why it is bad
+
+
+class PackedImages:
+    """Pixels of a set of pictures from a folder written by `pack`.
+
+    Args:
+        folder: the folder of this very set, as `pack` made it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        parts, about = load_folder(folder, KIND)
+        table: NDArray[np.int64] = np.load(parts["table.npy"])  # (N, 4): place, H, W, check sum
+        self.short_side = int(about["short_side"])
+        self.reasons = {int(index): str(reason) for index, reason in about["bad"].items()}
+        self._table = table
+        self._checked = np.zeros(len(table), dtype=np.bool_)
+        path = folder / PIXELS
+        if not path.is_file() or path.stat().st_size != about["bytes"]:
+            raise DamagedFile(f"{path}: not the size its manifest says; delete {folder}")
+        # Copy on write: torch wants memory it may write to, and the file must stay as it is.
+        self._pixels = (
+            torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
+            if about["bytes"]
+            else torch.empty(0, dtype=torch.uint8)
+        )
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def sized(self, index: int, length: int) -> Tensor:
+        """(3, H, W) uint8 pixels of a picture; raises BadPicture where it could not be read.
+
+        Args:
+            index: the number of the picture.
+            length: of the short side; not above the length that was packed.
+        """
+        if length > self.short_side:
+            raise BadData(
+                f"{self.folder}: packed with a short side of {self.short_side}, {length} is "
+                "needed; pack again for the larger crop"
+            )
+        place, height, width, expected = self._table[index].tolist()
+        if not height:
+            raise BadPicture(f"picture {index} of {self.folder}", self.reasons[index])
+        stored = self._pixels[place : place + height * width * 3]
+        if not self._checked[index]:
+            if zlib.crc32(stored.numpy().data) != expected:
+                raise DamagedFile(
+                    f"{self.folder / PIXELS}: picture {index} is damaged; delete {self.folder} "
+                    "and it will be made again"
+                )
+            self._checked[index] = True
+        return resized_short_side(stored.view(height, width, 3).permute(2, 0, 1), length)
+
+
+def pack(
+    paths: Sequence[Path],
+    cache: Path,
+    *,
+    short_side: int = 256,
+    workers: int = 2,
+    progress: Progress | None = None,
+) -> PackedImages:
+    """Decode and resize each picture once; what an earlier or killed call did is not done again.
+
+    Pictures whose short side is shorter are stored as they are and enlarged when read. A set that
+    differs in any path, size or time of change gets a folder of its own below `cache`.
+
+    Args:
+        paths: the files.
+        cache: the folder to keep packed sets in.
+        short_side: the length to which the short side is resized; 256 serves the paper's 227 crop.
+        workers: how many pictures are decoded at once.
+        progress: called with pictures done and pictures in all.
+    """
+    folder = cache / _fingerprint(paths, short_side)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "lock"):
+        if not (folder / "manifest.json").exists():
+            _build(paths, folder, short_side, workers, progress)
+    return PackedImages(folder)
+
+
+def _fingerprint(paths: Sequence[Path], short_side: int) -> str:
+    digest = hashlib.sha256(f"{KIND} {short_side}".encode())
+    for path in paths:
+        try:
+            status = os.stat(path)
+            facts = f"{status.st_size} {status.st_mtime_ns}"
+        except OSError:
+            facts = "missing"
+        digest.update(os.fsencode(os.path.abspath(path)) + b"\0" + facts.encode() + b"\0")
+    return digest.hexdigest()[:24]
+
+
+def _build(
+    paths: Sequence[Path],
+    folder: Path,
+    short_side: int,
+    workers: int,
+    progress: Progress | None,
+) -> None:
+    entries = _finished(folder, len(paths))
+    with (folder / PIXELS).open("ab") as pixels, (folder / JOURNAL).open("ab") as journal:
+        for content, entry in _decoded(paths[len(entries) :], short_side, workers):
+            pixels.write(content)
+            pixels.flush()
+            journal.write(json.dumps(entry).encode() + b"\n")
+            journal.flush()
+            entries.append(entry)
+            if progress is not None:
+                progress(len(entries), len(paths))
+        os.fsync(pixels.fileno())
+    _publish(folder, entries, short_side)
+
+
+def _publish(folder: Path, entries: list[Entry], short_side: int) -> None:
+    sizes = np.array([entry[:3] for entry in entries], dtype=np.int64).reshape(-1, 3)
+    lengths = sizes[:, 0] * sizes[:, 1] * 3
+    table = np.concatenate([(np.cumsum(lengths) - lengths)[:, None], sizes], axis=1)
+    about = {
+        "short_side": short_side,
+        "bytes": int(lengths.sum()),
+        "bad": {str(index): entry[3] for index, entry in enumerate(entries) if entry[3]},
+    }
+    save_folder(folder, KIND, {"table.npy": lambda path: np.save(path, table)}, about)
+    (folder / JOURNAL).unlink()
+
+
+def _decoded(paths: Sequence[Path], short_side: int, workers: int) -> Iterator[tuple[bytes, Entry]]:
+    """Pixels and entry of each picture, in order; a few are worked on ahead."""
+    with ThreadPoolExecutor(max(workers, 1)) as pool:
+        ahead: list[Future[tuple[bytes, Entry]]] = []
+        try:
+            for path in paths:
+                ahead.append(pool.submit(_one, path, short_side))
+                if len(ahead) > 4 * workers:
+                    yield ahead.pop(0).result()
+            while ahead:
+                yield ahead.pop(0).result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+
+def _one(path: Path, short_side: int) -> tuple[bytes, Entry]:
+    try:
+        pixels = torch.from_numpy(np.array(read_picture(path))).permute(2, 0, 1)
+    except BadPicture as refusal:
+        return b"", (0, 0, 0, refusal.reason)
+    resized = resized_short_side(pixels, min(short_side, *pixels.shape[1:]))
+    content = resized.permute(1, 2, 0).contiguous().numpy().tobytes()
+    return content, (*resized.shape[1:], zlib.crc32(content), "")
+
+
+def _finished(folder: Path, count: int) -> list[Entry]:
+    """The entries whose pixels are sound; both files are cut back to them."""
+    entries: list[Entry] = []
+    kept = 0
+    place = 0
+    with (folder / PIXELS).open("a+b") as pixels, (folder / JOURNAL).open("a+b") as journal:
+        pixels.seek(0)
+        journal.seek(0)
+        for line in journal:
+            entry = _entry(line)
+            if entry is None or len(entries) == count or not _sound(pixels, entry):
+                break
+            entries.append(entry)
+            kept += len(line)
+            place += entry[0] * entry[1] * 3
+        pixels.truncate(place)
+        journal.truncate(kept)
+    return entries
+
+
+def _entry(line: bytes) -> Entry | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        height, width, checksum, reason = json.loads(line)
+        return int(height), int(width), int(checksum), str(reason)
+    except (ValueError, TypeError):
+        return None
+
+
+def _sound(pixels: BinaryIO, entry: Entry) -> bool:
+    height, width, expected, reason = entry
+    content = pixels.read(height * width * 3)
+    return bool(reason) or zlib.crc32(content) == expected
