@@ -38,6 +38,8 @@ __all__ = ["Formula", "PairSums", "pair_terms"]
 # such buffers and a mask exist at a time.
 TILE_ROWS = 256
 TILE_SIZE = 2**24
+# A term exp(x) beside one that is at least exp(0) changes no digit of their sum below these x.
+_NEGLIGIBLE = {torch.float32: -40.0, torch.float64: -300.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,26 +125,31 @@ def pair_terms(
 
 
 class _Work:
-    """The terms of one tile, then their gradient, in two buffers that are used again and again."""
+    """The terms of one tile, then their gradient, in two buffers that are used again and again.
+
+    Selecting by mask is slow on a processor, and so are exponentials that vanish into subnormal
+    numbers. The full tile is therefore touched by plain arithmetic only; masks meet the band.
+    """
 
     def __init__(self, tile: Tile, similarity: Tensor, spare: Tensor, formula: Formula) -> None:
         self.tile, self.formula = tile, formula
         self.similarity = similarity  # (T, R): s, then s - m_N, then ∂/∂s
-        self.spare = spare  # (T, R): exp(a - shift) of the negatives
+        self.spare = spare  # (T, R): exp(a - shift - cut) of the negatives
+        self.band = similarity[:, tile.band]  # a view, (T, W)
 
     def terms(self) -> Tensor:
         """Sums of L_P, L_N and L_2 over the tile's anchors, (3,)."""
         formula, tile = self.formula, self.tile
-        self.positives = self.similarity[:, tile.band].clone()  # (T, W)
+        self.positives = self.band.clone()  # (T, W)
         variance = self._center_on_negatives()  # (T, 1)
         # From here on no maximum, comparison or exponential sees what is not a negative.
-        self.similarity[:, tile.band].masked_fill_(tile.not_negative, -torch.inf)
+        self.band.masked_fill_(tile.not_negative, -torch.inf)
         self.keep = torch.ones_like(variance)  # (T, 1)
         if formula.ratio is None:
-            return torch.stack((variance.new_zeros(()), variance.new_zeros(()), variance.sum()))
+            zero = torch.zeros_like(variance)
+            return torch.cat((zero, zero, variance), dim=1).sum(dim=0)
         hardest_negative = self.similarity.amax(dim=1, keepdim=True)  # above m_N; -inf for none
-        hard = tile.positive
-        threshold = None
+        hard, threshold = tile.positive, torch.full_like(hardest_negative, -torch.inf)
         if formula.mining_margin is not None:
             hardest_positive = self.positives.masked_fill(~tile.positive, torch.inf).amin(
                 dim=1, keepdim=True
@@ -153,8 +160,7 @@ class _Work:
         positive_value = self._pull(hard, formula.ratio[0])
         negative_value = self._push(hardest_negative, threshold, formula.ratio[1])
         if formula.skip_easy_anchors:
-            lowest = -torch.inf if threshold is None else threshold
-            keep = hard.any(dim=1, keepdim=True) & (hardest_negative > lowest)
+            keep = hard.any(dim=1, keepdim=True) & (hardest_negative > threshold)
             self.keep = keep.to(variance.dtype)
         values = torch.cat((positive_value, negative_value, variance), dim=1)  # (T, 3)
         return (values * self.keep).sum(dim=0)
@@ -165,46 +171,39 @@ class _Work:
         strength = formula.variance_weight * 2.0 * self.keep * self.complete  # (T, 1)
         if not formula.variance_sum:
             strength = strength / self.negative_count
-        lean = formula.target_mix**2 * self.gap  # γ² (m_P - m_N)
-        if formula.ratio is not None:
-            self._multiply_by_slope(formula.ratio[1])
-        if formula.variance_weight:
-            self.similarity.mul_(strength).sub_(strength * lean)
-            if formula.ratio is not None:
-                self.similarity.addcmul_(self.spare, self.push_weight * self.keep)
-        elif formula.ratio is not None:
-            torch.mul(self.spare, self.push_weight * self.keep, out=self.similarity)
+        lean = strength * formula.target_mix**2 * self.gap  # of γ² (m_P - m_N)
+        pull = lean * self.negative_count / self.positive_count  # (T, 1), then (T, W)
+        if formula.ratio is None:
+            self.similarity.mul_(strength).sub_(lean)
         else:
-            self.similarity.zero_()
-        pull = (strength * lean * self.negative_count / self.positive_count).expand_as(
-            self.positives
-        )
-        if formula.ratio is not None:
             quadratic, slope, _ = formula.ratio[0]
-            pull = pull + self.pull * (2.0 * quadratic * self.positives + slope) * self.keep
-        band = self.similarity[:, tile.band]
-        band.masked_fill_(tile.not_negative, 0.0)
-        band.add_(pull.masked_fill(~tile.positive, 0.0))
+            steepness = (2.0 * quadratic) * self.positives + slope if quadratic else slope
+            pull = pull + self.pull * self.keep * steepness
+            push = self._push_per_exponential(formula.ratio[1]) * self.keep
+            if formula.variance_weight:
+                self.similarity.mul_(strength).sub_(lean).addcmul_(self.spare, push)
+            else:
+                torch.mul(self.spare, push, out=self.similarity)
+        self.band.masked_fill_(tile.not_negative, 0.0)
+        self.band.addcmul_(pull.expand_as(self.band), tile.positive.to(pull.dtype))
         return self.similarity
 
     def _center_on_negatives(self) -> Tensor:
         """L_2 of each anchor, (T, 1); leaves s - m_N, so that no later difference loses digits."""
-        tile, formula = self.tile, self.formula
-        band = self.similarity[:, tile.band]
-        columns = self.similarity.shape[1]
-        kind = self.similarity.dtype
+        tile, formula, kind = self.tile, self.formula, self.similarity.dtype
         positives = tile.positive.sum(dim=1, keepdim=True)
-        negatives = columns - tile.not_negative.sum(dim=1, keepdim=True)
+        negatives = self.similarity.shape[1] - tile.not_negative.sum(dim=1, keepdim=True)
+        self.counts = (positives.to(kind), negatives.to(kind))
         self.complete = ((positives > 0) & (negatives > 0)).to(kind)  # has a target ξ
-        self.occupied = (positives.to(kind), negatives.to(kind))
-        self.positive_count = self.occupied[0].clamp(min=1.0)
-        self.negative_count = self.occupied[1].clamp(min=1.0)
-        band.masked_fill_(tile.not_negative, 0.0)
+        self.positive_count = self.counts[0].clamp(min=1.0)
+        self.negative_count = self.counts[1].clamp(min=1.0)
+        negative = (~tile.not_negative).to(kind)
+        self.band.mul_(negative)
         self.negative_mean = self.similarity.sum(dim=1, keepdim=True) / self.negative_count
-        positive_sum = self.positives.masked_fill(~tile.positive, 0.0).sum(dim=1, keepdim=True)
+        positive_sum = (self.positives * tile.positive).sum(dim=1, keepdim=True)
         self.gap = (positive_sum / self.positive_count - self.negative_mean) * self.complete
         self.similarity.sub_(self.negative_mean)
-        band.masked_fill_(tile.not_negative, 0.0)
+        self.band.mul_(negative)
         spread = torch.linalg.vector_norm(self.similarity, dim=1, keepdim=True).square()
         about_target = spread + self.negative_count * (formula.target_mix * self.gap).square()
         if not formula.variance_sum:
@@ -214,8 +213,9 @@ class _Work:
     def _pull(self, hard: Tensor, exponent: Exponent) -> Tensor:
         """L_P of each anchor, (T, 1); leaves ∂L_P/∂a in `pull`, (T, W)."""
         quadratic, slope, constant = exponent
-        exponents = (quadratic * self.positives + slope) * self.positives + constant
-        exponents += self._log_delta(0)
+        exponents = self.positives * slope + (constant + self._log_delta(0))
+        if quadratic:
+            exponents.addcmul_(self.positives, self.positives, value=quadratic)
         exponents.masked_fill_(~hard, -torch.inf)
         shift = exponents.amax(dim=1, keepdim=True).clamp(min=0.0)
         self.pull = exponents.sub_(shift).exp_()
@@ -223,55 +223,55 @@ class _Work:
         self.pull.mul_(weight)
         return value
 
-    def _push(
-        self, hardest_negative: Tensor, threshold: Tensor | None, exponent: Exponent
-    ) -> Tensor:
-        """L_N of each anchor, (T, 1); leaves exp(a - shift) in `spare`, its weight beside it."""
+    def _push(self, hardest_negative: Tensor, threshold: Tensor, exponent: Exponent) -> Tensor:
+        """L_N of each anchor, (T, 1); leaves exp(a - shift - cut) in `spare`."""
         quadratic, slope, constant = exponent
-        mean, spare = self.negative_mean, self.spare
+        mean, spare, similarity = self.negative_mean, self.spare, self.similarity
         # The exponent as a polynomial of s - m_N, which is what the tile holds now.
         self.push_slope = 2.0 * quadratic * mean + slope  # (T, 1)
         base = (quadratic * mean + slope) * mean + constant + self._log_delta(1)
+        negligible = _NEGLIGIBLE[similarity.dtype]
         if quadratic:
-            torch.add(self.push_slope, self.similarity, alpha=quadratic, out=spare)
-            spare.mul_(self.similarity).add_(base)
-        else:
-            shift = (slope * hardest_negative + base).clamp(min=0.0)
-            torch.add(base - shift, self.similarity, alpha=slope, out=spare)
-        if threshold is None:
-            spare[:, self.tile.band].masked_fill_(self.tile.not_negative, -torch.inf)
-        else:
-            spare.masked_fill_(self.similarity <= threshold, -torch.inf)
-        if quadratic:
+            torch.add(self.push_slope, similarity, alpha=quadratic, out=spare)
+            spare.mul_(similarity).add_(base)
+            spare.masked_fill_(similarity <= threshold, -torch.inf)
             shift = spare.amax(dim=1, keepdim=True).clamp(min=0.0)
-            spare.sub_(shift)
-        spare.exp_()
-        value, self.push_weight = self._average(shift, spare.sum(dim=1, keepdim=True))
+            cut = torch.full_like(shift, negligible)
+            spare.sub_(shift + cut)
+        else:
+            # The exponent rises with s: what is at most `cut` is not hard, or counts for nothing.
+            shift = (slope * hardest_negative + base).clamp(min=0.0)
+            # (No number comes out where δ is zero and no positive sets a threshold: all is cut.)
+            cut = (slope * threshold + base - shift).nan_to_num(nan=1.0)
+            cut = cut.clamp(min=negligible, max=1.0)
+            torch.add(base - shift - cut, similarity, alpha=slope, out=spare)
+            shift = shift * (hardest_negative > threshold)  # nothing to shift where none is hard
+        torch.threshold_(spare.clamp_(min=0.0).exp_(), 1.0, 0.0)
+        unit = torch.exp(cut)
+        value, weight = self._average(shift, spare.sum(dim=1, keepdim=True) * unit)
+        self.push_weight = weight * unit
         return value
 
-    def _multiply_by_slope(self, exponent: Exponent) -> None:
-        if exponent.quadratic:
-            self.spare.mul_(
-                torch.add(self.push_slope, self.similarity, alpha=2.0 * exponent.quadratic)
-            )
-        else:
-            self.push_weight = self.push_weight * exponent.slope
+    def _push_per_exponential(self, exponent: Exponent) -> Tensor:
+        """What multiplies `spare` in the gradient, (T, 1), after a quadratic's slope went in."""
+        if not exponent.quadratic:
+            return self.push_weight * exponent.slope
+        self.spare.mul_(torch.add(self.push_slope, self.similarity, alpha=2.0 * exponent.quadratic))
+        return self.push_weight
 
     def _log_delta(self, side: int) -> Tensor | float:
         """log δ of the positives (0) or negatives (1); -inf where the other set is empty."""
         if self.formula.delta is not None:
             return math.log(self.formula.delta)
-        other = self.occupied[1 - side]
         own = (self.positive_count, self.negative_count)[side]
-        return other.log() - 2.0 * own.log()
+        return self.counts[1 - side].log() - 2.0 * own.log()
 
     def _average(self, shift: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
         """f(1 + Σ exp a), and its derivative by a_ij divided by exp(a_ij - shift); (T, 1) each."""
         log_sum = shift + torch.log1p(total + torch.expm1(-shift))  # u
-        share = torch.exp(shift - log_sum)  # exp(a_ij - u) is this times exp(a_ij - shift)
         if self.formula.averaging == "log":
-            return log_sum, share
+            return log_sum, torch.exp(shift - log_sum)
         if self.formula.averaging == "sqrt":
             root = torch.exp(0.5 * log_sum)
-            return root, 0.5 * root * share
+            return root, 0.5 * torch.exp(shift) / root
         return torch.exp(log_sum), torch.exp(shift)

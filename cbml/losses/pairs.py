@@ -49,7 +49,10 @@ class LabelPairs:
         left = torch.searchsorted(self.column_labels, first).tolist()
         right = torch.searchsorted(self.column_labels, last, right=True).tolist()
         for start, begin, end in zip(starts, left, right, strict=True):
-            yield self._tile(slice(start, min(start + tile_rows, total)), slice(begin, end))
+            # A band is never empty, even where no reference shares a label with these rows.
+            begin = min(begin, len(self.column_labels) - 1)
+            band = slice(begin, max(end, begin + 1))
+            yield self._tile(slice(start, min(start + tile_rows, total)), band)
 
     def _tile(self, rows: slice, band: slice) -> Tile:
         same = self.labels[rows, None] == self.column_labels[None, band]  # (T, W)
@@ -66,6 +69,7 @@ class ListedPairs:
     Args:
         pairs: anchors and positives, anchors and negatives.
         shape: number of rows and of columns.
+        device: where the masks are needed.
     """
 
     def __init__(self, pairs: tuple[Tensor, ...], shape: tuple[int, int], device: torch.device):

@@ -1,0 +1,233 @@
+"""CBMLLoss against the literal equations: every option, every corner, value and gradient."""
+
+import math
+import random
+
+import pytest
+import torch
+from cbml import CBMLLoss, LinearRatio, MetricVariance, QuadraticRatio
+from cbml.losses import kernel
+from torch import Tensor
+
+from tests.losses.cases import KINDS, distance_from_an_edge, make_batch, make_setting
+from tests.oracles import contrastive_bayesian as literal
+
+
+def values(loss: CBMLLoss, rows: Tensor, labels: Tensor) -> list[float]:
+    terms = loss.terms(rows, labels)
+    return [float(t) for t in (terms.positive, terms.negative, terms.variance, terms.total)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_generated_cases_equal_the_oracle(kind: str) -> None:
+    chance = random.Random(f"cases {kind}")
+    compared = 0
+    for _ in range(1000):
+        rows, labels = make_batch(kind, chance)
+        setting = make_setting(chance)
+        if distance_from_an_edge(rows, labels, setting.oracle.epsilon) < 1e-12:
+            continue
+        expected = literal.terms(setting.oracle, rows.tolist(), labels.tolist())
+        found = values(setting.loss, rows, labels)
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-12), setting.loss
+        compared += 1
+    assert compared >= (990 if kind not in {"duplicates", "opposite"} else 500)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_equal_differences_of_the_oracle(kind: str) -> None:
+    """Central differences of the literal loss, in float64, along random directions."""
+    chance = random.Random(f"gradients {kind}")
+    for _ in range(60):
+        rows, labels = make_batch(kind, chance)
+        if kind == "huge and tiny lengths":
+            rows = torch.nn.functional.normalize(rows) * 3.0
+        setting = make_setting(chance)
+        if distance_from_an_edge(rows, labels, setting.oracle.epsilon) < 1e-4:
+            continue  # a step across the edge of a hard set is not a derivative
+        rows.requires_grad_()
+        setting.loss(rows, labels).backward()
+        assert rows.grad is not None
+        direction = torch.randn(rows.shape, dtype=torch.float64)
+        step = 1e-6
+
+        def shifted(
+            sign: float,
+            rows: Tensor = rows,
+            direction: Tensor = direction,
+            labels: Tensor = labels,
+            oracle: literal.Oracle = setting.oracle,
+        ) -> float:
+            moved = (rows.detach() + sign * step * direction).tolist()
+            return literal.terms(oracle, moved, labels.tolist())[3]
+
+        expected = (shifted(1.0) - shifted(-1.0)) / (2 * step)
+        found = float((rows.grad * direction).sum())
+        # A difference of two large values keeps only their leading digits.
+        noise = 1e-6 + 1e-8 * abs(shifted(0.0))
+        assert found == pytest.approx(expected, rel=1e-5, abs=noise)
+
+
+@pytest.mark.parametrize("averaging", ["log", "sqrt", "const"])
+@pytest.mark.parametrize("mining_margin", [None, 0.1])
+@pytest.mark.parametrize("mode", ["paper", "authors"])
+def test_gradcheck_in_both_modes(mode: str, averaging: str, mining_margin: float | None) -> None:
+    make = CBMLLoss.paper if mode == "paper" else CBMLLoss.authors
+    loss = make("sop", averaging=averaging, mining_margin=mining_margin)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(12, 6, dtype=torch.float64, generator=generator, requires_grad=True)
+    refs = torch.randn(9, 6, dtype=torch.float64, generator=generator, requires_grad=True)
+    labels, ref_labels = torch.arange(12) % 4, torch.arange(9) % 3
+    assert torch.autograd.gradcheck(lambda x: loss(x, labels), rows)
+    assert torch.autograd.gradcheck(lambda x, y: loss(x, labels, None, y, ref_labels), (rows, refs))
+
+
+def test_gradcheck_of_the_quadratic_exponent_and_of_the_constraint() -> None:
+    rows = torch.randn(12, 6, dtype=torch.float64, requires_grad=True)
+    labels = torch.arange(12) % 4
+    ratio = QuadraticRatio(positive_mean=0.5, positive_std=0.3, negative_mean=0.1, negative_std=0.2)
+    for loss in [
+        CBMLLoss(ratio=ratio),
+        CBMLLoss(ratio=ratio, delta="derived", mining_margin=None, averaging="sqrt"),
+        MetricVariance(),
+        MetricVariance(target_mix=0.7, reduction="sum"),
+    ]:
+        assert torch.autograd.gradcheck(lambda x, loss=loss: loss(x, labels), rows)
+
+
+def test_tiles_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(5)
+    for _ in range(60):
+        rows, labels = make_batch("ordinary", chance)
+        refs, ref_labels = make_batch("ordinary", chance)
+        refs = torch.nn.functional.pad(refs, (0, 8))[:, : rows.shape[1]] + 0.01
+        loss = make_setting(chance).loss
+        results = []
+        for tile_rows, tile_size in [(256, 2**24), (3, 2**24), (256, 5)]:
+            monkeypatch.setattr(kernel, "TILE_ROWS", tile_rows)
+            monkeypatch.setattr(kernel, "TILE_SIZE", tile_size)
+            leaf, ref_leaf = rows.clone().requires_grad_(), refs.clone().requires_grad_()
+            total = loss(leaf, labels) + loss(leaf, labels, None, ref_leaf, ref_labels)
+            total.backward()
+            assert leaf.grad is not None
+            assert ref_leaf.grad is not None
+            results.append((total.detach(), leaf.grad, ref_leaf.grad))
+        for result in results[1:]:
+            torch.testing.assert_close(result, results[0], rtol=1e-10, atol=1e-12)
+
+
+def test_references_and_listed_pairs_equal_the_oracle() -> None:
+    chance = random.Random(7)
+    for _ in range(300):
+        rows, labels = make_batch("ordinary", chance)
+        refs = torch.randn(chance.randint(1, 12), rows.shape[1], dtype=torch.float64)
+        ref_labels = torch.randint(0, 5, (len(refs),)) * 7 - 3
+        setting = make_setting(chance)
+        plain = (rows.tolist(), labels.tolist(), refs.tolist(), ref_labels.tolist())
+        terms = setting.loss.terms(rows, labels, None, refs, ref_labels)
+        assert float(terms.total) == pytest.approx(
+            literal.terms(setting.oracle, *plain)[3], rel=1e-9, abs=1e-12
+        )
+        positive = {
+            (i, j) for i in range(len(rows)) for j in range(len(refs)) if chance.random() < 0.3
+        }
+        negative = {
+            (i, j) for i in range(len(rows)) for j in range(len(refs)) if chance.random() < 0.3
+        }
+        negative -= positive
+        listed = tuple(
+            torch.tensor([pair[place] for pair in sorted(pairs)], dtype=torch.int64)
+            for pairs in (positive, negative)
+            for place in (0, 1)
+        )
+        terms = setting.loss.terms(rows, labels, listed, refs, ref_labels)
+        expected = literal.terms(setting.oracle, *plain, positive, negative)
+        assert float(terms.total) == pytest.approx(expected[3], rel=1e-9, abs=1e-12)
+
+
+def test_float32_stays_close_to_float64_everywhere() -> None:
+    chance = random.Random(11)
+    for kind in KINDS:
+        for _ in range(100):
+            rows, labels = make_batch(kind, chance)
+            setting = make_setting(chance)
+            unit = torch.nn.functional.normalize(rows)
+            if distance_from_an_edge(rows, labels, setting.oracle.epsilon) < 1e-5:
+                continue
+            # The same float32 numbers in both, so that only the computation differs.
+            single = unit.float().requires_grad_()
+            double = unit.float().double().requires_grad_()
+            low, high = setting.loss(single, labels), setting.loss(double, labels)
+            low.backward()
+            high.backward()
+            assert single.grad is not None
+            assert double.grad is not None
+            # A similarity carries an error of 1e-7, which the exponent's slope multiplies.
+            slope = sum(abs(part) for part in setting.loss.ratio.negative[:2])
+            slope += sum(abs(part) for part in setting.loss.ratio.positive[:2])
+            bound = 1e-6 * (1.0 + slope) * (1.0 + abs(high.item()))
+            assert abs(low.item() - high.item()) < bound
+            steepest = 1.0 + float(double.grad.abs().max())
+            assert float((single.grad - double.grad).abs().max()) < bound * (steepest + slope)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    rows = torch.randn(40, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    labels = torch.arange(40) % 8
+    loss = CBMLLoss.paper("cub")
+    leaf = rows.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = loss(leaf, labels)
+    found.backward()
+    assert found.dtype == torch.float32
+    assert leaf.grad is not None
+    assert leaf.grad.dtype == dtype
+    assert bool(leaf.grad.isfinite().all())
+    torch.testing.assert_close(found, loss(rows.float(), labels))
+
+
+def test_losses_and_gradients_stay_finite_where_numbers_are_extreme() -> None:
+    labels = torch.tensor([0, 0, 1, 1])
+    sharp = CBMLLoss(
+        ratio=LinearRatio(positive_scale=1e-4, negative_scale=1e-4, negative_center=0.0)
+    )
+    for rows in [
+        torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]),
+        torch.tensor([[1e30, 0.0], [0.0, 1e30], [1e-30, 0.0], [1e-40, 1e-40]]),
+        torch.ones(4, 3),
+    ]:
+        leaf = rows.clone().requires_grad_()
+        value = sharp(leaf, labels)
+        value.backward()
+        assert leaf.grad is not None
+        assert math.isfinite(value.item())
+        assert bool(leaf.grad[:2].isfinite().all())
+
+
+def test_order_and_names_of_labels_do_not_matter() -> None:
+    rows, labels = torch.randn(30, 8, dtype=torch.float64), torch.arange(30) % 6
+    order = torch.randperm(30)
+    loss = CBMLLoss.paper("sop")
+    torch.testing.assert_close(loss(rows[order], labels[order]), loss(rows, labels))
+    torch.testing.assert_close(loss(rows, 1000 - 13 * labels), loss(rows, labels))
+
+
+def test_repeated_calls_give_the_same_bits() -> None:
+    rows, labels = torch.randn(300, 32), torch.arange(300) % 60
+    loss = CBMLLoss()
+    assert torch.equal(loss(rows, labels), loss(rows, labels))
+
+
+def test_the_embeddings_as_their_own_reference_are_the_batch_itself() -> None:
+    rows, labels = torch.randn(12, 8, dtype=torch.float64), torch.arange(12) % 3
+    loss = CBMLLoss()
+    assert torch.equal(loss(rows, labels, None, rows, labels), loss(rows, labels))
+
+
+def test_second_derivatives_are_refused() -> None:
+    rows = torch.randn(6, 4, requires_grad=True)
+    loss = CBMLLoss()(rows, torch.arange(6) % 2)
+    (grad,) = torch.autograd.grad(loss * rows.sum(), rows, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()

@@ -1,0 +1,1 @@
+"""Each formula again, literally, in plain loops; imports neither torch nor cbml."""
