@@ -1,0 +1,294 @@
+"""What every rival loss must do; a member without a case here fails."""
+
+import io
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cbml.losses.rivals import RIVALS
+
+CLASSES, EACH, WIDTH = 4, 4, 8
+
+
+class Case(NamedTuple):
+    """How to build a member, and which of its parameters has the classes in which dimension."""
+
+    options: dict[str, Any] = {}  # noqa: RUF012  # a tuple's default, never changed
+    parameter: str | None = None
+    class_dimension: int = 0
+    uses_all_pairs: bool = False
+
+
+PROXIES = {"num_classes": CLASSES, "embedding_size": WIDTH}
+CASES = {
+    "angular": Case(uses_all_pairs=True),
+    "arcface": Case(PROXIES, "_loss.W", 1),
+    "binomial_deviance": Case(uses_all_pairs=True),
+    "circle": Case(uses_all_pairs=True),
+    "contrastive": Case(uses_all_pairs=True),
+    "fast_ap": Case(),
+    "histogram": Case(uses_all_pairs=True),
+    "lifted_structure": Case(uses_all_pairs=True),
+    "margin": Case({"num_classes": CLASSES}, "_loss.beta"),
+    "multi_similarity": Case(),
+    "multi_similarity_xbm": Case({"embedding_size": WIDTH, "memory_size": 40, "warmup_steps": 1}),
+    "n_pair": Case(uses_all_pairs=True),
+    "normalized_softmax": Case(PROXIES, "_loss.W", 1),
+    "proxy_anchor": Case(PROXIES, "_loss.proxies"),
+    "proxy_nca": Case(PROXIES, "proxies"),
+    "proxy_nca_pp": Case(PROXIES, "proxies"),
+    "ranked_list": Case(uses_all_pairs=True),
+    "soft_triple": Case({**PROXIES, "centers_per_class": 3}, "_loss.fc", 1),
+    "triplet_easy_positive": Case(),
+    "triplet_semihard": Case(),
+    "tuplet_margin": Case(uses_all_pairs=True),
+}
+every_rival = pytest.mark.parametrize("name", sorted(RIVALS))
+
+
+def test_every_rival_has_a_case() -> None:
+    assert set(CASES) == set(RIVALS)
+
+
+def build(name: str) -> nn.Module:
+    return RIVALS[name](**CASES[name].options)
+
+
+def parameter_of(name: str, loss: nn.Module) -> Tensor:
+    return dict(loss.named_parameters())[str(CASES[name].parameter)]
+
+
+def batch(seed: int = 0, noise: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Classes around their own axes; with noise 1 they overlap, so that no loss is satisfied."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(CLASSES).repeat(EACH)
+    embeddings = torch.randn(len(labels), WIDTH, generator=generator) * noise
+    return embeddings + 2.0 * torch.eye(WIDTH)[labels], labels
+
+
+@every_rival
+def test_is_finite_and_more_than_zero(name: str) -> None:
+    value = build(name)(*batch())
+    assert value.shape == ()
+    assert value.dtype == torch.float32
+    assert value.isfinite()
+    if name != "proxy_nca":  # the one that has no lower bound
+        assert value > 0.0
+
+
+@every_rival
+def test_decreases_on_separable_data(name: str) -> None:
+    pictures, labels = batch(noise=0.3)
+    torch.manual_seed(0)
+    mixing = torch.linalg.qr(torch.randn(WIDTH, WIDTH))[0][:, :3]
+    network = nn.Linear(WIDTH, WIDTH, bias=False)
+    with torch.no_grad():  # the three features it starts with cannot tell four classes well
+        network.weight.copy_(torch.randn(WIDTH, 3) @ mixing.T + 0.02 * torch.randn(WIDTH, WIDTH))
+    loss = build(name)
+    optimizer = torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=0.02)
+    values = []
+    for _ in range(40):
+        value = loss(network(pictures), labels)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    # The first step of the memory is its warm-up, on which it computes the plain loss.
+    assert sum(values[-4:]) < 0.9 * sum(values[1:5]) or sum(values[-4:]) < sum(values[1:5]) - 0.1
+    units = nn.functional.normalize(network(pictures).detach(), dim=1)
+    same = labels[:, None] == labels[None, :]
+    similarity = units @ units.T
+    assert similarity[same].mean() - similarity[~same].mean() > 0.8
+
+
+@every_rival
+def test_own_parameters_are_learned(name: str) -> None:
+    loss = build(name)
+    if CASES[name].parameter is None:
+        assert not list(loss.parameters())
+        return
+    assert [key for key, _ in loss.named_parameters()] == [CASES[name].parameter]
+    own = parameter_of(name, loss)
+    assert own.requires_grad
+    before = own.detach().clone()
+    assert before.shape[CASES[name].class_dimension] % CLASSES == 0
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    loss(*batch()).backward()
+    assert own.grad is not None
+    assert own.grad.isfinite().all()
+    optimizer.step()
+    changed = (own.detach() != before).unflatten(CASES[name].class_dimension, (CLASSES, -1))
+    others = [d for d in range(changed.dim()) if d != CASES[name].class_dimension]
+    moved = changed.any(dim=others)
+    # A class whose positives and negatives pull its β alike may leave it where it is.
+    assert moved.any() if name == "margin" else moved.all()
+    assert loss.learning_rate_factor >= 1.0
+
+
+def forced_batch() -> tuple[Tensor, Tensor]:
+    """One negative for each anchor that has positives: what is drawn at random is drawn anyway."""
+    embeddings, _ = batch(noise=0.5)
+    return embeddings[:5], torch.tensor([0, 0, 0, 0, 1])
+
+
+@every_rival
+def test_order_does_not_matter(name: str) -> None:
+    embeddings, labels = forced_batch() if name == "margin" else batch()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(5))
+    losses = build(name), build(name)
+    for _ in range(3):  # the memory has something in it the second time
+        values = losses[0](embeddings, labels), losses[1](embeddings[order], labels[order])
+        torch.testing.assert_close(*values)
+
+
+@every_rival
+def test_names_of_labels_do_not_matter(name: str) -> None:
+    embeddings, labels = forced_batch() if name == "margin" else batch()
+    renamed = torch.tensor([2, 0, 3, 1])
+    losses = build(name), build(name), build(name)
+    if CASES[name].parameter is not None:
+        old, new = (parameter_of(name, loss) for loss in losses[:2])
+        dimension = CASES[name].class_dimension
+        with torch.no_grad():  # what belongs to class c goes where class c goes
+            by_class = torch.randn_like(old).unflatten(dimension, (CLASSES, -1))
+            old.copy_(by_class.flatten(dimension, dimension + 1))
+            back = by_class.index_select(dimension, renamed.argsort())
+            new.copy_(back.flatten(dimension, dimension + 1))
+    for _ in range(3):
+        values = losses[0](embeddings, labels), losses[1](embeddings, renamed[labels])
+        torch.testing.assert_close(*values)
+        if CASES[name].parameter is None:
+            far_names = torch.tensor([10**12, -7, 0, 3])[labels]
+            torch.testing.assert_close(values[0], losses[2](embeddings, far_names))
+
+
+@every_rival
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_computes_in_float32(name: str, dtype: torch.dtype) -> None:
+    embeddings, labels = batch()
+    half = embeddings.to(dtype).requires_grad_()
+    with torch.autocast("cpu", dtype=dtype):
+        value = build(name)(half, labels)
+    value.backward()
+    assert half.grad is not None
+    assert half.grad.isfinite().all()
+    assert torch.equal(value, build(name)(half.detach().float(), labels))
+
+
+def corner_batches() -> dict[str, tuple[Tensor, Tensor]]:
+    embeddings, labels = batch()
+    same = embeddings[:1].expand(4, -1)
+    return {
+        "no positives": (embeddings[:4], torch.arange(4)),
+        "one class": (embeddings[:5], torch.zeros(5, dtype=torch.int64)),
+        "one picture": (embeddings[:1], labels[:1]),
+        "one picture twice": (same[:2], torch.zeros(2, dtype=torch.int64)),
+        "the same in two classes": (same, torch.tensor([0, 0, 1, 1])),
+        "opposite": (torch.cat([same[:2], -same[:2]]), torch.tensor([0, 1, 0, 1])),
+        "apart": (torch.eye(WIDTH)[labels], labels),
+        "one pair of each kind": (embeddings[:3], torch.tensor([0, 0, 1])),
+    }
+
+
+@every_rival
+@pytest.mark.parametrize("corner", sorted(corner_batches()))
+def test_corners_are_finite_and_have_a_graph(name: str, corner: str) -> None:
+    loss = build(name)
+    for _ in range(3):
+        embeddings, labels = corner_batches()[corner]
+        leaf = embeddings.clone().requires_grad_()
+        value = loss(leaf, labels)
+        value.backward()
+        assert value.isfinite()
+        assert leaf.grad is not None
+        assert leaf.grad.isfinite().all()
+
+
+@every_rival
+def test_misspelt_and_nameless_options_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="no_such_option"):
+        RIVALS[name](**CASES[name].options, no_such_option=1)
+    with pytest.raises(TypeError, match="positional"):
+        RIVALS[name](1.0, **CASES[name].options)
+
+
+@every_rival
+def test_a_saved_loss_goes_on_equally(name: str) -> None:
+    unbroken = build(name)
+    optimizer = torch.optim.SGD([*unbroken.parameters(), nn.Parameter(torch.zeros(1))], lr=0.1)
+    for seed in range(4):  # the memory of 40 has wrapped around by then
+        embeddings, labels = batch(seed)
+        optimizer.zero_grad()
+        unbroken(embeddings.requires_grad_(), labels).backward()
+        optimizer.step()
+    file = io.BytesIO()
+    torch.save(unbroken.state_dict(), file)
+    file.seek(0)
+    resumed = build(name)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    for seed in range(4, 7):
+        assert torch.equal(unbroken(*batch(seed)), resumed(*batch(seed)))
+
+
+@every_rival
+def test_global_randomness_is_neither_read_nor_moved(name: str) -> None:
+    values = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        values.append(build(name)(*batch()))
+        assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(*values)
+
+
+@every_rival
+def test_listing_all_pairs_is_the_same_as_listing_none(name: str) -> None:
+    embeddings, labels = batch()
+    same = labels[:, None] == labels[None, :]
+    pairs = ((same & ~torch.eye(len(labels), dtype=torch.bool)).nonzero().T, (~same).nonzero().T)
+    loss = build(name)
+    if not loss._takes_indices:
+        with pytest.raises(ValueError, match="indices_tuple"):
+            loss(embeddings, labels, (*pairs[0], *pairs[1]))
+        return
+    value = loss(embeddings, labels, (*pairs[0], *pairs[1]))
+    assert value.isfinite()
+    if CASES[name].uses_all_pairs:
+        torch.testing.assert_close(value, loss(embeddings, labels))
+
+
+@every_rival
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gives_the_same_on_a_gpu(name: str) -> None:
+    embeddings, labels = forced_batch() if name == "margin" else batch()
+    here, there = build(name), build(name).cuda()
+    for _ in range(2):
+        value = there(embeddings.cuda(), labels.cuda())
+        torch.testing.assert_close(here(embeddings, labels), value.cpu(), rtol=1e-4, atol=1e-4)
+
+
+@every_rival
+def test_bad_input_is_named(name: str) -> None:
+    embeddings, labels = batch()
+    loss = build(name)
+    broken = embeddings.clone()
+    broken[3, 2] = torch.nan
+    for arguments, argument in [
+        ((embeddings[0], labels), "embeddings"),
+        ((embeddings, labels[:-1]), "labels"),
+        ((embeddings, labels[:, None]), "labels"),
+        ((broken, labels), "embeddings.*3"),
+        ((embeddings, labels, None, embeddings), "ref_labels|ref_emb"),
+        ((embeddings, labels, None, embeddings[:, :3], labels), "ref_emb"),
+        ((embeddings, labels, (labels, labels)), "indices_tuple"),
+    ]:
+        with pytest.raises(ValueError, match=argument):
+            loss(*arguments)
+    if CASES[name].options.get("num_classes"):
+        with pytest.raises(ValueError, match=r"labels must be within 0 \.\.\. 3"):
+            loss(embeddings, labels + 1)
+    if CASES[name].options.get("embedding_size"):
+        with pytest.raises(ValueError, match="embedding_size is 8"):
+            loss(embeddings[:, :5], labels)
