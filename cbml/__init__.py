@@ -16,12 +16,26 @@ if TYPE_CHECKING:
     from cbml.losses import LinearRatio as LinearRatio
     from cbml.losses import MetricVariance as MetricVariance
     from cbml.losses import QuadraticRatio as QuadraticRatio
+    from cbml.models import BACKBONES as BACKBONES
     from cbml.models import Embedder as Embedder
+    from cbml.models import Execution as Execution
+    from cbml.models import Preprocessing as Preprocessing
+    from cbml.models import embed as embed
+    from cbml.models import export_onnx as export_onnx
+    from cbml.models import from_hub as from_hub
+    from cbml.models import push_to_hub as push_to_hub
 
 _HOME = {
     "CBMLLoss": "cbml.losses",
     "ClassBalancedSampler": "cbml.data",
+    "BACKBONES": "cbml.models",
     "Embedder": "cbml.models",
+    "Execution": "cbml.models",
+    "Preprocessing": "cbml.models",
+    "embed": "cbml.models",
+    "export_onnx": "cbml.models",
+    "from_hub": "cbml.models",
+    "push_to_hub": "cbml.models",
     "ImageSet": "cbml.data",
     "LOSSES": "cbml.losses",
     "LinearRatio": "cbml.losses",

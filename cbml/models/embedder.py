@@ -1,6 +1,6 @@
 """The model: a backbone, pooling, one linear layer, and a length of one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cbml.errors import BadData
+from cbml.errors import BadData, DamagedFile
 from cbml.models.backbones import find_backbone
 from cbml.models.pooling import POOLINGS, GeneralizedMean, pool
 from cbml.models.preprocessing import Preprocessing
@@ -152,18 +152,37 @@ class Embedder(nn.Module):
         Args:
             folder: written by `save`.
         """
-        tensors, facts = read_model(Path(folder))
-        model = cls(
-            facts["backbone"],
-            dim=facts["dim"],
-            pooling=facts["pooling"],
-            batch_norm=facts["batch_norm"],
-            weights="none",
-            preprocessing=Preprocessing.of(facts["preprocessing"]),
-        )
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise BadData(f"{folder}: no such folder; give one that holds a saved model")
+        tensors, facts = read_model(folder)
+
+        def build() -> Embedder:
+            return cls(
+                facts["backbone"],
+                dim=facts["dim"],
+                pooling=facts["pooling"],
+                batch_norm=facts["batch_norm"],
+                weights="none",
+                preprocessing=Preprocessing.of(facts["preprocessing"]),
+            )
+
+        try:
+            with torch.device("meta"):  # shapes first: settings that lie must not fill the memory
+                _compare(build().state_dict(), tensors)
+        except BadData as error:
+            raise DamagedFile(f"{folder}: its settings do not fit its tensors ({error})") from None
+        model = build()
         model.load_state_dict(tensors)
         model.provenance = facts["provenance"]
         return model.eval()
+
+
+def _compare(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    for name in sorted(expected.keys() | given.keys()):
+        shapes = [tuple(side[name].shape) if name in side else None for side in (expected, given)]
+        if shapes[0] != shapes[1]:
+            raise BadData(f"{name} should be {shapes[0]}, is {shapes[1]}")
 
 
 def _batch_norms(module: nn.Module) -> Iterator[nn.Module]:

@@ -1,0 +1,58 @@
+"""`cbml export`: a trained model as a file for other programs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+__all__ = ["verb"]
+
+
+def verb(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a saved model's.")],
+    format: Annotated[Literal["onnx"], typer.Option("--format", help="What to write.")] = "onnx",
+    output: Annotated[
+        Path | None, typer.Option("--output", help="The file to write; RUN/model.onnx by default.")
+    ] = None,
+    preprocessing_inside: Annotated[
+        bool,
+        typer.Option(
+            "--preprocessing-inside", help="Put the normalisation into the file: uint8 input."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as JSON.")
+    ] = False,
+) -> None:
+    """Write a trained model as ONNX, checked against torch on real pictures first.
+
+    Examples:
+
+    \b
+        cbml export runs/cub --format onnx
+        cbml export runs/cub/model --output birds.onnx --preprocessing-inside --json
+    """
+    from cbml.models import Embedder, export_onnx
+
+    inner = run / "model"
+    model = Embedder.load(inner if inner.is_dir() else run)
+    path = output or run / f"model.{format}"
+    print(f"exporting {model.backbone_name} to {path}", file=sys.stderr)
+    done = export_onnx(model, path, preprocessing_inside=preprocessing_inside)
+    facts = {
+        "path": str(done.path),
+        "format": format,
+        "bytes": done.size,
+        "preprocessing_inside": done.preprocessing_inside,
+        "pictures_compared": done.pictures,
+        "largest_difference": done.largest_difference,
+    }
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        print(
+            f"{done.path}: {done.size / 1e6:.1f} MB, differs from torch by at most "
+            f"{done.largest_difference:.1e} on {done.pictures} pictures"
+        )

@@ -1,0 +1,171 @@
+"""A model as one ONNX file, published only after it gave torch's answers on real pictures."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cbml import __version__
+from cbml.errors import BadData, MissingExtra
+from cbml.files import replaced_file
+from cbml.models.embedder import Embedder
+from cbml.models.preprocessing import Preprocessing
+from cbml.models.reading import as_picture
+
+__all__ = ["LARGEST_DIFFERENCE", "Exported", "export_onnx"]
+
+LARGEST_DIFFERENCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Args:
+        path: the file.
+        size: its bytes.
+        preprocessing_inside: whether it takes uint8 pictures rather than normalised floats.
+        pictures: how many real pictures were compared.
+        largest_difference: of any number of their vectors from torch's.
+    """
+
+    path: Path
+    size: int
+    preprocessing_inside: bool
+    pictures: int
+    largest_difference: float
+
+
+def export_onnx(
+    model: Embedder,
+    path: str | Path,
+    *,
+    preprocessing_inside: bool = False,
+    pictures: Iterable[Any] | None = None,
+) -> Exported:
+    """Write a model as ONNX with a free batch size; the file appears whole and checked, or not.
+
+    The input "pictures" is (batch, 3, crop, crop): float32 as the model's preprocessing describes,
+    or, with the preprocessing inside, uint8 RGB. The output "embeddings" is (batch, D), unit rows.
+    The file's metadata tells all that is needed to use it without this package.
+
+    Args:
+        model: the model; it is set to evaluation.
+        path: the file to create or replace.
+        preprocessing_inside: normalise within the graph, so that it takes uint8 pictures.
+        pictures: uint8 pictures to compare the two on; two photographs of scikit-learn by default.
+    """
+    path, model = Path(path), model.eval()
+    onnx, runtime = _import_onnx()
+    frames = torch.stack([model.preprocessing.frame(as_picture(each)) for each in _real(pictures)])
+    network = _FromPixels(model).eval() if preprocessing_inside else model
+    inputs = frames if preprocessing_inside else model.preprocessing.normalise(frames)
+    with replaced_file(path) as temporary:
+        _write(network, inputs[:2], temporary)
+        _describe(onnx, temporary, model, preprocessing_inside)
+        difference = _difference(runtime, temporary, network, inputs)
+        if not difference <= LARGEST_DIFFERENCE:  # also refuses NaN
+            raise ValueError(
+                f"{path}: not written, its vectors differ from torch's by {difference:.1e} "
+                f"(allowed {LARGEST_DIFFERENCE:.0e})"
+            )
+        size = temporary.stat().st_size
+    return Exported(path, size, preprocessing_inside, len(frames), difference)
+
+
+class _FromPixels(nn.Module):
+    """A model with its normalisation in front, on uint8 RGB pictures."""
+
+    def __init__(self, model: Embedder) -> None:
+        super().__init__()
+        self.model = model
+        self.preprocessing: Preprocessing = model.preprocessing
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        vectors: Tensor = self.model(self.preprocessing.normalise(pictures))
+        return vectors
+
+
+def _import_onnx() -> tuple[Any, Any]:
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        try:
+            __import__(package)
+        except ImportError:
+            raise MissingExtra(package, "export") from None
+    import onnx
+    import onnxruntime
+
+    return onnx, onnxruntime
+
+
+def _real(pictures: Iterable[Any] | None) -> list[Any]:
+    """The given pictures, or two photographs and their quarters."""
+    if pictures is not None:
+        given = list(pictures)
+        if not given:
+            raise BadData("no pictures to compare on: give at least one, or none at all")
+        return given
+    from sklearn.datasets import load_sample_images
+
+    photographs = load_sample_images().images
+    halves = (slice(None, 220), slice(220, None)), (slice(None, 320), slice(320, None))
+    return [
+        *photographs,
+        *(
+            whole[rows, columns]
+            for whole in photographs
+            for rows in halves[0]
+            for columns in halves[1]
+        ),
+    ]
+
+
+def _write(network: nn.Module, inputs: Tensor, path: Path) -> None:
+    batch = torch.export.Dim("batch")
+    torch.onnx.export(
+        network,
+        (inputs,),
+        str(path),
+        dynamo=True,
+        input_names=["pictures"],
+        output_names=["embeddings"],
+        dynamic_shapes=({0: batch},),
+        external_data=False,
+        verbose=False,
+    )
+
+
+def _describe(onnx: Any, path: Path, model: Embedder, preprocessing_inside: bool) -> None:
+    """Say in the file's metadata what it is; leave out traces of the machine it was made on."""
+    graph = onnx.load(path)
+    kind = "uint8 RGB" if preprocessing_inside else "float32, see preprocessing"
+    facts = {
+        "cbml.version": __version__,
+        "cbml.model": json.dumps(model.describe(), sort_keys=True),
+        "cbml.preprocessing": json.dumps(model.preprocessing.as_dict(), sort_keys=True),
+        "cbml.preprocessing_inside": json.dumps(preprocessing_inside),
+        "cbml.input": f"pictures: {kind}, batch × 3 × height × width",
+        "cbml.output": f"embeddings: float32 unit rows, batch × {model.dim}",
+    }
+    onnx.helper.set_model_props(graph, facts)
+    for node in graph.graph.node:
+        del node.metadata_props[:]  # stack traces with the paths of this machine
+    onnx.checker.check_model(graph, full_check=True)
+    onnx.save(graph, path)
+
+
+def _difference(runtime: Any, path: Path, network: nn.Module, inputs: Tensor) -> float:
+    """Largest difference between the two engines, for one picture alone and for all together."""
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    differences = []
+    for batch in (inputs[:1], inputs):
+        with torch.inference_mode():
+            ours = network(batch).cpu().numpy()
+        theirs = session.run(["embeddings"], {"pictures": batch.cpu().numpy()})[0]
+        differences.append(float(np.abs(ours - theirs).max()))
+    return float(np.max(differences))
