@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 
 import torch
-from cbml import CBMLLoss
 from pytorch_metric_learning.losses import MultiSimilarityLoss
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 from torch import Tensor
+
+from cbml import CBMLLoss
 
 DIM, PER_CLASS = 512, 8
 
@@ -69,7 +70,7 @@ def floor(size: int) -> Callable[[], None]:
 
     def run() -> None:
         similarity = unit @ unit.T
-        similarity @ unit  # noqa: B018
+        similarity @ unit
 
     return run
 

@@ -121,7 +121,8 @@ def pair_terms(
         moved = grad_rows if columns is None else grad_columns
         if moved is not None:
             moved.addmm_(gradient.T, rows[tile.rows])
-    return PairSums(*totals.unbind(), grad_rows, grad_columns)
+    positive, negative, variance = totals.unbind()
+    return PairSums(positive, negative, variance, grad_rows, grad_columns)
 
 
 class _Work:
@@ -204,7 +205,7 @@ class _Work:
         self.gap = (positive_sum / self.positive_count - self.negative_mean) * self.complete
         self.similarity.sub_(self.negative_mean)
         self.band.mul_(negative)
-        spread = torch.linalg.vector_norm(self.similarity, dim=1, keepdim=True).square()
+        spread: Tensor = torch.linalg.vector_norm(self.similarity, dim=1, keepdim=True).square()
         about_target = spread + self.negative_count * (formula.target_mix * self.gap).square()
         if not formula.variance_sum:
             about_target = about_target / self.negative_count

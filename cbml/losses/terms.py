@@ -65,7 +65,7 @@ def compute_terms(
             )
         column_labels = as_labels(ref_labels, columns, "ref_labels")
     with torch.autocast(rows.device.type, enabled=False):
-        means: tuple[Tensor, ...] = _PairLoss.apply(  # type: ignore[no-untyped-call]
+        means: tuple[Tensor, ...] = _PairLoss.apply(
             rows, columns, row_labels, column_labels, indices_tuple, formula
         )
     return LossTerms(*means)

@@ -6,7 +6,7 @@ from cbml.losses.kernel import Formula
 from cbml.losses.options import Reduction, check_choice, check_number
 from cbml.losses.terms import compute_terms
 
-__all__ = ["MetricVariance"]
+__all__ = ["MetricVariance", "WithVariance"]
 
 
 class MetricVariance(nn.Module):
@@ -58,3 +58,53 @@ class MetricVariance(nn.Module):
     def extra_repr(self) -> str:
         """The settings, for print."""
         return f"target_mix={self.target_mix}, reduction={self.reduction!r}"
+
+
+class WithVariance(nn.Module):
+    """Any loss with the constraint added: the paper's MS + MVC and ProxyNCA + MVC.
+
+        L = loss + λ L_2
+
+    Args:
+        loss: takes (embeddings, labels, indices_tuple, ref_emb, ref_labels); its parameters, such
+            as proxies, are this module's parameters too.
+        variance_weight: λ.
+        target_mix: γ.
+        variance_reduction: over the negatives of an anchor, "mean" or "sum".
+    """
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        *,
+        variance_weight: float = 1.0,
+        target_mix: float = 0.2,
+        variance_reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__()
+        self.loss = loss
+        self.variance_weight = check_number(variance_weight, "variance_weight", above=0.0)
+        self.variance = MetricVariance(target_mix=target_mix, reduction=variance_reduction)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The loss and the weighted constraint of one batch.
+
+        A miner's pairs go to the loss; the constraint always sees all pairs.
+
+        Args:
+            embeddings: one row per picture. (B, D)
+            labels: one integer per row. (B,)
+            indices_tuple: pairs or triplets for the loss.
+            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: their labels. (R,)
+        """
+        loss: Tensor = self.loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        constraint: Tensor = self.variance(embeddings, labels, None, ref_emb, ref_labels)
+        return loss + self.variance_weight * constraint

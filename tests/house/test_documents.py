@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cbml
 import pytest
+
+import cbml
 
 ROOT = Path(cbml.__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from cbml.errors import DamagedFile
 from cbml.files import load_folder, replaced_file, save_folder, write_json
 

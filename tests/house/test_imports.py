@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cbml
 import pytest
+
+import cbml
 
 PACKAGE = Path(cbml.__file__).parent
 ROOT = PACKAGE.parent
@@ -25,8 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pseudo": {"data", "models", "index", "training"},
     "experiments": GROUND_ROOMS | {"bayes", "evaluation", "training", "pseudo"},
     "gallery": {"data", "models", "index", "bayes"},
-    "cli": GROUND_ROOMS
-    | {"bayes", "evaluation", "training", "pseudo", "experiments", "gallery"},
+    "cli": GROUND_ROOMS | {"bayes", "evaluation", "training", "pseudo", "experiments", "gallery"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -6,8 +6,9 @@ import pkgutil
 import re
 from types import ModuleType
 
-import cbml
 import pytest
+
+import cbml
 
 MODULES = ["cbml"] + [
     module.name for module in pkgutil.walk_packages(cbml.__path__, prefix="cbml.")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from cbml import CBMLLoss, LinearRatio, QuadraticRatio
 from torch import Tensor
 
+from cbml import CBMLLoss, LinearRatio, QuadraticRatio
 from tests.oracles import contrastive_bayesian as literal
 
 KINDS = [
@@ -109,7 +109,7 @@ def make_setting(chance: random.Random) -> Setting:
 
 
 def distance_from_an_edge(rows: Tensor, labels: Tensor, epsilon: float | None) -> float:
-    """How far the nearest pair is from being hard by rounding alone; two right answers differ there."""
+    """How far the nearest pair is from the edge of a hard set, where rounding decides."""
     nearest = float("inf")
     if epsilon is None:
         return nearest

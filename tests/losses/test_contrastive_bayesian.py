@@ -5,12 +5,15 @@ import random
 
 import pytest
 import torch
-from cbml import CBMLLoss, LinearRatio, MetricVariance, QuadraticRatio
-from cbml.losses import kernel
 from torch import Tensor
 
+from cbml import CBMLLoss, LinearRatio, MetricVariance, QuadraticRatio
+from cbml.losses import kernel
 from tests.losses.cases import KINDS, distance_from_an_edge, make_batch, make_setting
 from tests.oracles import contrastive_bayesian as literal
+
+
+STEP = 1e-6
 
 
 def values(loss: CBMLLoss, rows: Tensor, labels: Tensor) -> list[float]:
@@ -49,7 +52,6 @@ def test_gradients_equal_differences_of_the_oracle(kind: str) -> None:
         setting.loss(rows, labels).backward()
         assert rows.grad is not None
         direction = torch.randn(rows.shape, dtype=torch.float64)
-        step = 1e-6
 
         def shifted(
             sign: float,
@@ -58,10 +60,10 @@ def test_gradients_equal_differences_of_the_oracle(kind: str) -> None:
             labels: Tensor = labels,
             oracle: literal.Oracle = setting.oracle,
         ) -> float:
-            moved = (rows.detach() + sign * step * direction).tolist()
+            moved = (rows.detach() + sign * STEP * direction).tolist()
             return literal.terms(oracle, moved, labels.tolist())[3]
 
-        expected = (shifted(1.0) - shifted(-1.0)) / (2 * step)
+        expected = (shifted(1.0) - shifted(-1.0)) / (2 * STEP)
         found = float((rows.grad * direction).sum())
         # A difference of two large values keeps only their leading digits.
         noise = 1e-6 + 1e-8 * abs(shifted(0.0))

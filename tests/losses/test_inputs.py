@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from cbml import CBMLLoss, LinearRatio, MetricVariance, QuadraticRatio
 
 ROWS = torch.randn(6, 4)
@@ -84,7 +85,7 @@ def test_bad_ratios_and_datasets_are_refused() -> None:
         LinearRatio(negative_scale=0.0)
     with pytest.raises(ValueError, match="positive_mean must be a finite number"):
         QuadraticRatio(positive_mean=math.nan, positive_std=1, negative_mean=0, negative_std=1)
-    with pytest.raises(ValueError, match="dataset must be one of 'cub'.*did you mean 'inshop'"):
+    with pytest.raises(ValueError, match=r"dataset must be one of 'cub'.*did you mean 'inshop'"):
         CBMLLoss.paper("in-shop")  # type: ignore[arg-type]
 
 

@@ -1,13 +1,13 @@
-"""Where the paper and the authors' program differ, row by row, and two identities of the formulas."""
+"""Where the paper and the authors' program differ, row by row, and two identities."""
 
 import math
 
 import pytest
 import torch
-from cbml import CBMLLoss, LinearRatio, MetricVariance
 from pytorch_metric_learning.losses import MultiSimilarityLoss
 from torch import Tensor
 
+from cbml import CBMLLoss, LinearRatio, MetricVariance
 from tests.oracles import contrastive_bayesian as literal
 
 CUB = literal.linear(0.5, 0.5, 1.0, 0.01)
