@@ -18,7 +18,7 @@ from cbml.errors import BadData, DamagedFile
 
 __all__ = ["VERBS", "main"]
 
-VERBS: tuple[str, ...] = ()
+VERBS: tuple[str, ...] = ("data", "export")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -11,8 +11,6 @@ from cbml.errors import BadData
 
 __all__ = ["cub"]
 
-_CUB = {"train": (5_864, 100), "test": (5_924, 100)}
-
 
 def cub(
     root: Path | str,
@@ -36,7 +34,7 @@ def cub(
     listed = locate(folder, ["images.txt", "image_class_labels.txt"])
     found = _listed_birds(listed) if listed else _bird_folders(folder)
     return checked_splits(
-        "cub", found, _CUB, validation=validation, seed=seed, allow_partial=allow_partial
+        "cub", found, validation=validation, seed=seed, allow_partial=allow_partial
     )
 
 

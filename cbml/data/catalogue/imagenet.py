@@ -17,7 +17,6 @@ from cbml.errors import BadData
 
 __all__ = ["imagenet"]
 
-_IMAGENET = {"train": (667_289, 500), "query": (25_000, 500), "gallery": (638_878, 500)}
 _ANSWERS = "LOC_val_solution.csv"
 
 
@@ -53,7 +52,7 @@ def imagenet(
         found.add_all(learned.get(wnid, []), wnid, "train" if first else "gallery")
         found.add_all(asked.get(wnid, []), wnid, "train" if first else "query")
     return checked_splits(
-        "imagenet", found, _IMAGENET, validation=validation, seed=seed, allow_partial=allow_partial
+        "imagenet", found, validation=validation, seed=seed, allow_partial=allow_partial
     )
 
 

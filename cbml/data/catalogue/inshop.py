@@ -3,14 +3,13 @@
 from pathlib import Path
 
 from cbml.data.catalogue.layouts import class_folders, locate, opened
-from cbml.data.catalogue.protocol import Found, checked_splits, unrecognised
+from cbml.data.catalogue.protocol import COUNTS, Found, checked_splits, unrecognised
 from cbml.data.images import Splits
 from cbml.data.splits import Fold
 from cbml.errors import BadData
 
 __all__ = ["inshop"]
 
-_INSHOP = {"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)}
 _LIST = "list_eval_partition.txt"
 
 
@@ -34,20 +33,20 @@ def inshop(
     """
     folder = opened(root)
     beside, below = locate(folder, [_LIST]), locate(folder, [f"Eval/{_LIST}"])
-    parts = locate(folder, list(_INSHOP))
+    parts = locate(folder, list(COUNTS["inshop"]))
     if below:
         found = _listed(below / "Eval" / _LIST, below)
     elif beside:
         found = _listed(beside / _LIST, beside)
     elif parts:
         found = Found("train, query and gallery, a folder for each class", parts)
-        for split in _INSHOP:
+        for split in COUNTS["inshop"]:
             for name, paths in class_folders(parts / split).items():
                 found.add_all(paths, name, split)
     else:
         raise unrecognised("inshop", folder, [_LIST, "train, query and gallery"])
     return checked_splits(
-        "inshop", found, _INSHOP, validation=validation, seed=seed, allow_partial=allow_partial
+        "inshop", found, validation=validation, seed=seed, allow_partial=allow_partial
     )
 
 
@@ -59,7 +58,7 @@ def _listed(path: Path, root: Path) -> Found:
         words = line.split()
         if not words:
             continue
-        if len(words) != 3 or words[2] not in _INSHOP:
+        if len(words) != 3 or words[2] not in COUNTS["inshop"]:
             raise BadData(f"{path}: line {number} is not 'picture item train|query|gallery'")
         found.add(pictures / words[0], words[1], words[2])
     return found

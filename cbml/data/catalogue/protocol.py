@@ -12,9 +12,19 @@ from cbml.data.images import ROLES, ImageSet, Splits
 from cbml.data.splits import Fold, described, paired, with_validation
 from cbml.errors import BadData
 
-__all__ = ["Expected", "Found", "checked_splits", "unrecognised", "validation_record"]
+__all__ = ["COUNTS", "Found", "checked_splits", "unrecognised", "validation_record"]
 
 Expected = Mapping[str, tuple[int, int]]  # split -> pictures, classes
+
+# What each protocol says, as printed in the paper and checked against the official lists.
+COUNTS: Mapping[str, Expected] = {
+    "cub": {"train": (5_864, 100), "test": (5_924, 100)},
+    "cars": {"train": (8_054, 98), "test": (8_131, 98)},
+    "sop": {"train": (59_551, 11_318), "test": (60_502, 11_316)},
+    "inshop": {"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
+    "imagenet": {"train": (667_289, 500), "query": (25_000, 500), "gallery": (638_878, 500)},
+    "emoji": {"train": (5_628, 844), "test": (5_791, 844)},
+}
 
 _LISTED = 10
 
@@ -91,7 +101,6 @@ class Found:
 def checked_splits(
     name: str,
     found: Found,
-    expected: Expected,
     *,
     validation: float | Fold,
     seed: int,
@@ -100,13 +109,13 @@ def checked_splits(
     """The splits of a benchmark; raises BadData with all that is missing or extra.
 
     Args:
-        name: of the set.
+        name: of the set, as in COUNTS.
         found: what is there.
-        expected: pictures and classes of each split, by the protocol.
         validation: share of the training classes to hold out, or a fold.
         seed: of the choice of these classes.
         allow_partial: go on with what is there, and say so in the record.
     """
+    expected = COUNTS[name]
     problems = _problems(found, expected)
     if problems and not (allow_partial and found.paths):
         raise BadData(

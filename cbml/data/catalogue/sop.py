@@ -11,7 +11,6 @@ from cbml.errors import BadData
 __all__ = ["sop"]
 
 _TRAIN_CLASSES = 11_318
-_SOP = {"train": (59_551, _TRAIN_CLASSES), "test": (60_502, 11_316)}
 _LISTS = {"train": "Ebay_train.txt", "test": "Ebay_test.txt"}
 
 
@@ -43,7 +42,7 @@ def sop(
     else:
         found = _numbered(folder)
     return checked_splits(
-        "sop", found, _SOP, validation=validation, seed=seed, allow_partial=allow_partial
+        "sop", found, validation=validation, seed=seed, allow_partial=allow_partial
     )
 
 

@@ -1,0 +1,161 @@
+"""What is in a folder, an archive or a table, and what is wrong with it."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cbml.data.catalogue.layouts import class_folders, locate, opened, simple
+from cbml.data.datasets import DATASETS
+from cbml.data.decode import BadPicture, read_picture
+from cbml.data.duplicates import same_bytes
+from cbml.data.images import ImageSet, Splits
+from cbml.errors import BadData
+
+__all__ = ["Report", "check", "load", "recognise"]
+
+Progress = Callable[[int, int], None]
+
+# What only one set has: enough to know it by.
+_MARKS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "cub": (("images.txt", "image_class_labels.txt"),),
+    "cars": (("cars_annos.mat",), ("cars_train", "cars_test")),
+    "sop": (("Ebay_train.txt",), ("Ebay_test.txt",)),
+    "inshop": (("list_eval_partition.txt",), ("Eval/list_eval_partition.txt",)),
+    "imagenet": (("ILSVRC/Data/CLS-LOC",), ("train/n01440764",), ("train/n01443537",)),
+}
+_CLASSES = {
+    "cub": {"001blackfootedalbatross", "blackfootedalbatross", "200commonyellowthroat"},
+    "cars": {"amgeneralhummersuv2000", "smartfortwoconvertible2012", "acurarlsedan2012"},
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` found.
+
+    Args:
+        recognised: the name of the set in the catalogue.
+        record: what was decided when it was loaded: layout, counts, seed and the like.
+        class_sizes: for each split smallest, median and largest number of pictures of a class.
+        bad: path and reason of every picture that cannot be read.
+        duplicates: groups of paths whose files have the same bytes.
+        across: the groups of them that stand both in train and in test.
+    """
+
+    recognised: str
+    record: dict[str, Any]
+    class_sizes: dict[str, dict[str, float]]
+    bad: list[tuple[str, str]]
+    duplicates: list[list[str]]
+    across: list[list[str]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def recognise(source: Path | str) -> str:
+    """The name of the catalogue's set that a path most likely is; "folder" if none is known.
+
+    Args:
+        source: a folder, an archive, a table, or the word "emoji".
+    """
+    if str(source) == "emoji" and not Path(source).exists():
+        return "emoji"
+    path = Path(source)
+    if path.suffix.lower() in {".csv", ".parquet", ".pq"}:
+        return "table"
+    root = opened(path)
+    for name, choices in _MARKS.items():
+        if any(locate(root, list(marks)) is not None for marks in choices):
+            return name
+    folders = {simple(name) for name in class_folders(root)}
+    return next((name for name, marks in _CLASSES.items() if marks & folders), "folder")
+
+
+def load(
+    source: Path | str, name: str | None = None, *, seed: int = 0, allow_partial: bool = False
+) -> Splits:
+    """The splits of whatever a path holds.
+
+    Args:
+        source: a folder, an archive, a table, or the word "emoji".
+        name: of the set in the catalogue; recognised when None.
+        seed: of the choice of held-out classes.
+        allow_partial: accept a set that is not whole; recorded.
+    """
+    name = name or recognise(source)
+    if name not in DATASETS:
+        raise BadData(f"{name}: no such set; known are {', '.join(DATASETS)}")
+    if name == "folder":
+        return DATASETS[name](source, seed=seed)
+    root = None if name == "emoji" and str(source) == "emoji" else source
+    return DATASETS[name](root, seed=seed, allow_partial=allow_partial)
+
+
+def check(splits: Splits, *, workers: int = 2, progress: Progress | None = None) -> Report:
+    """Read every picture of a set once and tell what is wrong with it.
+
+    Args:
+        splits: what `load` or a function of the catalogue gave.
+        workers: how many pictures are decoded at once.
+        progress: called with pictures done and pictures in all.
+    """
+    parts = splits.parts()
+    places = [(name, path) for name, images in parts.items() for path in images.paths]
+    bad = _unreadable([path for _, path in places], workers, progress)
+    groups = same_bytes([path for _, path in places])
+    learned = {"train", "validation"}
+
+    def both_sides(group: list[int]) -> bool:
+        sides = {places[place][0] in learned for place in group}
+        return len(sides) == 2
+
+    return Report(
+        recognised=str(splits.record.get("set", "folder")),
+        record=splits.record,
+        class_sizes={
+            name: _sizes(images)
+            for name, images in parts.items()
+            if images.labels is not None and len(images)
+        },
+        bad=bad,
+        duplicates=[[str(places[place][1]) for place in group] for group in groups],
+        across=[
+            [str(places[place][1]) for place in group] for group in groups if both_sides(group)
+        ],
+    )
+
+
+def _unreadable(
+    paths: Sequence[Path], workers: int, progress: Progress | None
+) -> list[tuple[str, str]]:
+    def reason(path: Path) -> str:
+        try:
+            read_picture(path)
+            return ""
+        except BadPicture as refusal:
+            return refusal.reason
+
+    bad = []
+    with ThreadPoolExecutor(max(workers, 1)) as pool:
+        for done, (path, why) in enumerate(zip(paths, pool.map(reason, paths), strict=True), 1):
+            if why:
+                bad.append((str(path), why))
+            if progress is not None:
+                progress(done, len(paths))
+    return bad
+
+
+def _sizes(images: ImageSet) -> dict[str, float]:
+    sizes = images.class_sizes()
+    sizes = sizes[sizes > 0]
+    return {
+        "smallest": int(sizes.min()),
+        "median": float(np.median(sizes)),
+        "largest": int(sizes.max()),
+    }
