@@ -61,8 +61,8 @@ def read_picture(source: Path | bytes, *, pixel_limit: int = PIXEL_LIMIT) -> Ima
             width, height = image.size
             if width * height > pixel_limit:
                 raise BadPicture(name, f"{width} x {height} is above {pixel_limit} pixels")
-            turn = _turn(image)
             image.load()
+            turn = _turn(image)  # after loading: the reader of TIFF turns the picture itself
             upright = _in_colour(image)
         return upright if turn is None else upright.transpose(turn)
     except BadPicture as refusal:
