@@ -186,22 +186,24 @@ class _Work:
             else:
                 torch.mul(self.spare, push, out=self.similarity)
         self.band.masked_fill_(tile.not_negative, 0.0)
-        self.band.addcmul_(pull.expand_as(self.band), tile.positive.to(pull.dtype))
+        self.band.addcmul_(self.is_positive, pull)
         return self.similarity
 
     def _center_on_negatives(self) -> Tensor:
         """L_2 of each anchor, (T, 1); leaves s - m_N, so that no later difference loses digits."""
-        tile, formula, kind = self.tile, self.formula, self.similarity.dtype
-        positives = tile.positive.sum(dim=1, keepdim=True)
-        negatives = self.similarity.shape[1] - tile.not_negative.sum(dim=1, keepdim=True)
-        self.counts = (positives.to(kind), negatives.to(kind))
-        self.complete = ((positives > 0) & (negatives > 0)).to(kind)  # has a target ξ
-        self.positive_count = self.counts[0].clamp(min=1.0)
-        self.negative_count = self.counts[1].clamp(min=1.0)
-        negative = (~tile.not_negative).to(kind)
+        formula, kind = self.formula, self.similarity.dtype
+        self.is_positive = self.tile.positive.to(kind)  # (T, W)
+        negative = (~self.tile.not_negative).to(kind)
+        outside = self.similarity.shape[1] - self.band.shape[1]
+        positives = self.is_positive.sum(dim=1, keepdim=True)
+        negatives = negative.sum(dim=1, keepdim=True) + outside
+        self.counts = (positives, negatives)
+        self.complete = (positives * negatives).clamp(max=1.0)  # 1 where there is a target ξ
+        self.positive_count = positives.clamp(min=1.0)
+        self.negative_count = negatives.clamp(min=1.0)
         self.band.mul_(negative)
         self.negative_mean = self.similarity.sum(dim=1, keepdim=True) / self.negative_count
-        positive_sum = (self.positives * tile.positive).sum(dim=1, keepdim=True)
+        positive_sum = (self.positives * self.is_positive).sum(dim=1, keepdim=True)
         self.gap = (positive_sum / self.positive_count - self.negative_mean) * self.complete
         self.similarity.sub_(self.negative_mean)
         self.band.mul_(negative)
@@ -229,10 +231,11 @@ class _Work:
         quadratic, slope, constant = exponent
         mean, spare, similarity = self.negative_mean, self.spare, self.similarity
         # The exponent as a polynomial of s - m_N, which is what the tile holds now.
-        self.push_slope = 2.0 * quadratic * mean + slope  # (T, 1)
-        base = (quadratic * mean + slope) * mean + constant + self._log_delta(1)
+        base = slope * mean + (constant + self._log_delta(1))  # (T, 1)
         negligible = _NEGLIGIBLE[similarity.dtype]
         if quadratic:
+            base += quadratic * mean.square()
+            self.push_slope = 2.0 * quadratic * mean + slope  # (T, 1)
             torch.add(self.push_slope, similarity, alpha=quadratic, out=spare)
             spare.mul_(similarity).add_(base)
             spare.masked_fill_(similarity <= threshold, -torch.inf)

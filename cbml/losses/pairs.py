@@ -13,12 +13,18 @@ class Tile(NamedTuple):
     """Some rows, the columns where their positives can be, and the kinds of pairs there.
 
     Columns outside the band are negatives of every row of the tile.
+
+    Args:
+        rows: which rows. T of them
+        band: which columns. W of them
+        positive: the positive pairs in the band. (T, W)
+        not_negative: the pairs in the band that are not negative. (T, W)
     """
 
     rows: slice
     band: slice
-    positive: Tensor  # (T, W) bool
-    not_negative: Tensor  # (T, W) bool
+    positive: Tensor
+    not_negative: Tensor
 
 
 class LabelPairs:
@@ -73,7 +79,8 @@ class ListedPairs:
     """
 
     def __init__(self, pairs: tuple[Tensor, ...], shape: tuple[int, int], device: torch.device):
-        self.pairs, self.shape, self.device = pairs, shape, device
+        self.pairs = tuple(part.to(device) for part in pairs)
+        self.shape, self.device = shape, device
 
     def tiles(self, tile_rows: int) -> Iterator[Tile]:
         """The tiles from top to bottom; their band is the whole row.
@@ -90,7 +97,8 @@ class ListedPairs:
             yield Tile(rows, slice(0, columns), positive, ~negative)
 
     def _mask(self, rows: slice, anchors: Tensor, partners: Tensor) -> Tensor:
-        mask = torch.zeros(rows.stop - rows.start, self.shape[1], dtype=torch.bool)
+        shape = (rows.stop - rows.start, self.shape[1])
+        mask = torch.zeros(shape, dtype=torch.bool, device=self.device)
         inside = (anchors >= rows.start) & (anchors < rows.stop)
-        mask[(anchors[inside] - rows.start).cpu(), partners[inside].cpu()] = True
-        return mask.to(self.device)
+        mask[anchors[inside] - rows.start, partners[inside]] = True
+        return mask
