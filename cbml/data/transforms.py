@@ -1,5 +1,6 @@
 """Pictures -> equal-sized pixels -> numbers for a network: the paper's crops and normalisations.
 
+Parts, sizes and pixels are those of torchvision.transforms.v2 on uint8 tensors, to the bit.
 Randomness arrives as a generator. One batch takes one block of uniform numbers, a row for each
 place of the batch, so that a picture's crop depends on its place alone: every rank can draw the
 whole block and use its own rows, and a resumed run draws what the unbroken one drew.
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchvision.transforms.v2 import functional
+from torch.nn.functional import interpolate
 
 from cbml.errors import BadData
 
@@ -205,8 +206,9 @@ def resized_short_side(pixels: Tensor, length: int) -> Tensor:
 def _resized(pixels: Tensor, height: int, width: int) -> Tensor:
     if tuple(pixels.shape[1:]) == (height, width):
         return pixels
-    resized: Tensor = functional.resize(pixels, [height, width], antialias=True)
-    return resized
+    # The kernel behind torchvision.transforms.v2, called directly: the tests compare the two to
+    # the bit, and importing torchvision would double the time it takes to import this room.
+    return interpolate(pixels[None], size=(height, width), mode="bilinear", antialias=True)[0]
 
 
 @dataclass(frozen=True)

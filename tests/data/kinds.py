@@ -52,7 +52,9 @@ def turned(number: int, kind: str = "JPEG", **options: object) -> bytes:
 
 def chunk(name: bytes, content: bytes) -> bytes:
     return (
-        struct.pack(">I", len(content)) + name + content
+        struct.pack(">I", len(content))
+        + name
+        + content
         + struct.pack(">I", zlib.crc32(name + content))
     )
 
@@ -62,8 +64,11 @@ def png(rows: list[bytes], width: int, depth: int, colour: int, extra: bytes = b
     header = struct.pack(">IIBBBBB", width, len(rows), depth, colour, 0, 0, 0)
     body = zlib.compress(b"".join(b"\0" + row for row in rows))
     return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra
-        + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + extra
+        + chunk(b"IDAT", body)
+        + chunk(b"IEND", b"")
     )
 
 
@@ -122,7 +127,13 @@ def animated(kind: str, **options: object) -> bytes:
 
 
 def damaged_exif() -> bytes:
-    return saved(UPRIGHT, "JPEG", quality=95, subsampling=0, exif=b"Exif\0\0MM\0*\xff\xff\xff\xff" + b"\1" * 20)
+    return saved(
+        UPRIGHT,
+        "JPEG",
+        quality=95,
+        subsampling=0,
+        exif=b"Exif\0\0MM\0*\xff\xff\xff\xff" + b"\1" * 20,
+    )
 
 
 def jpeg(**options: object) -> bytes:
@@ -139,7 +150,7 @@ def with_colour_key(rows: list[bytes], width: int, colour: int, key: bytes) -> b
     return png(rows, width, 8, colour, chunk(b"tRNS", key))
 
 
-KEYED = np.where((UPRIGHT == UPRIGHT[0, 0]).all(axis=2)[:, :, None], WHITE, UPRIGHT)
+KEYED = np.where((UPRIGHT[0, 0] == UPRIGHT).all(axis=2)[:, :, None], WHITE, UPRIGHT)
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 
 # name -> (bytes, pixels as a person sees them, how far a lossy format may be off)
@@ -151,11 +162,11 @@ SEEN: dict[str, tuple[bytes, Pixels, int]] = {
     "EXIF damaged": (damaged_exif(), UPRIGHT, 12),
     "16-bit grey PNG": (png(wide(RAMP16), 64, 16, 0), RAMP8, 1),
     "16-bit grey TIFF": (written(Image.fromarray(RAMP16), "TIFF"), RAMP8, 1),
-    "16-bit RGB PNG": (
-        png(wide(np.repeat(RAMP16, 3, axis=1)), 64, 16, 2), RAMP8, 1
-    ),
+    "16-bit RGB PNG": (png(wide(np.repeat(RAMP16, 3, axis=1)), 64, 16, 2), RAMP8, 1),
     "16-bit RGBA PNG": (
-        png(wide(np.dstack([RAMP16] * 3 + [np.full_like(RAMP16, 65535)]).reshape(8, -1)), 64, 16, 6),
+        png(
+            wide(np.dstack([RAMP16] * 3 + [np.full_like(RAMP16, 65535)]).reshape(8, -1)), 64, 16, 6
+        ),
         RAMP8,
         1,
     ),
@@ -169,7 +180,9 @@ SEEN: dict[str, tuple[bytes, Pixels, int]] = {
     "grey PNG": (written(Image.fromarray(GREY), "PNG"), GREY3, 0),
     "grey JPEG": (written(Image.fromarray(GREY), "JPEG", quality=98), GREY3, 6),
     "grey with alpha": (
-        written(Image.frombytes("LA", (64, 8), GREY_ALPHA.tobytes()), "PNG"), GREY_ALPHA_SEEN, 0
+        written(Image.frombytes("LA", (64, 8), GREY_ALPHA.tobytes()), "PNG"),
+        GREY_ALPHA_SEEN,
+        0,
     ),
     "grey with a transparent value": (
         with_colour_key([row.tobytes() for row in GREY], 64, 0, struct.pack(">H", 0)),
@@ -208,7 +221,9 @@ SEEN: dict[str, tuple[bytes, Pixels, int]] = {
     "JPEG progressive": (jpeg(progressive=True, subsampling=0), UPRIGHT, 12),
     "1 x 1": (saved(UPRIGHT[:1, :1], "PNG"), UPRIGHT[:1, :1], 0),
     "65500 x 1": (
-        saved(np.full((1, 65_500, 3), 77, np.uint8), "JPEG"), np.full((1, 65_500, 3), 77, np.uint8), 2
+        saved(np.full((1, 65_500, 3), 77, np.uint8), "JPEG"),
+        np.full((1, 65_500, 3), 77, np.uint8),
+        2,
     ),
 }
 

@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 import numpy as np
-from cbml.data.images import ImageSet
 from PIL import Image
+
+from cbml.data.images import ImageSet
 
 ROOT = Path(__file__).parent.parent.parent
 SHARED = Path(os.environ.get("CBML_SHARED", ROOT.parent / "shared"))

@@ -1,4 +1,4 @@
-"""Batches: the same for any number of workers and ranks, resumed or not, with bad pictures or not."""
+"""Batches are the same for any number of workers and ranks, resumed or not."""
 
 import csv
 import itertools
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from cbml.data.batches import Batch, Batches
 from cbml.data.images import ImageSet
 from cbml.data.packed import pack

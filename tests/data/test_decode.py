@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from cbml.data.decode import FORMATS, BadPicture, read_picture
 from tests.data.kinds import NOISE, REFUSED, SEEN, UPRIGHT, saved
 

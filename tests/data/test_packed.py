@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from cbml.data.decode import BadPicture, read_picture
 from cbml.data.packed import PackedImages, pack
 from cbml.data.transforms import resized_short_side
@@ -50,7 +51,9 @@ def test_the_second_call_decodes_nothing(tmp_path: Path) -> None:
     images = picture_set(tmp_path / "set")
     first = pack(images.paths, tmp_path / "pack", short_side=20)
     calls: list[int] = []
-    again = pack(images.paths, tmp_path / "pack", short_side=20, progress=lambda *a: calls.append(1))
+    again = pack(
+        images.paths, tmp_path / "pack", short_side=20, progress=lambda *a: calls.append(1)
+    )
     assert calls == []
     assert again.folder == first.folder
     save_picture(images.paths[3], 999)
@@ -128,7 +131,10 @@ def kill_and_resume(tmp_path: Path, kills: int, pictures: int) -> None:
         check_whole(packed, paths, 40)
         folder = packed.folder
         assert {path.name.partition("-")[0] for path in folder.iterdir()} == {
-            "lock", "manifest.json", "pixels.u8", "table"
+            "lock",
+            "manifest.json",
+            "pixels.u8",
+            "table",
         }
 
 

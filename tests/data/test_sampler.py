@@ -1,14 +1,15 @@
-"""P classes times K pictures: nothing left out, nothing twice, the same on every rank and resume."""
+"""P classes times K pictures: nothing left out, the same on every rank and when resumed."""
 
 import itertools
 import json
 
 import numpy as np
 import pytest
-from cbml.data.sampler import ClassBalancedSampler, InOrder
-from cbml.errors import BadData
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from cbml.data.sampler import ClassBalancedSampler, InOrder
+from cbml.errors import BadData
 from tests.oracles import sampler as oracle
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=25)
@@ -123,7 +124,9 @@ def test_resume_under_other_conditions_is_refused(name: str, value: int) -> None
 
 def test_the_batch_size_is_drawn_anew_each_epoch() -> None:
     labels = np.repeat(np.arange(60), 12)
-    sampler = ClassBalancedSampler(labels, pictures_per_class=4, batch_range=(80, 200), world_size=2)
+    sampler = ClassBalancedSampler(
+        labels, pictures_per_class=4, batch_range=(80, 200), world_size=2
+    )
     sizes = []
     for epoch in range(60):
         plan = sampler.plan(epoch)

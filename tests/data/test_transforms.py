@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import v2
+
 from cbml.data.transforms import (
     NORMALISATIONS,
     Normalisation,
@@ -12,7 +14,6 @@ from cbml.data.transforms import (
     short_side,
 )
 from cbml.errors import BadData
-from torchvision.transforms import v2
 
 SIZES = [(256, 341), (341, 256), (256, 256), (256, 1000), (2304, 256), (256, 257)]
 
@@ -55,7 +56,9 @@ def torchvision_boxes(size: tuple[int, int], count: int) -> np.ndarray:
 def distance(first: np.ndarray, second: np.ndarray) -> float:
     """Kolmogorov-Smirnov: the largest gap between the two distribution functions."""
     grid = np.unique(np.concatenate([first, second]))
-    below = [np.searchsorted(np.sort(values), grid, "right") / len(values) for values in (first, second)]
+    below = [
+        np.searchsorted(np.sort(values), grid, "right") / len(values) for values in (first, second)
+    ]
     return float(np.abs(below[0] - below[1]).max())
 
 

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 
 def windows(size: int, length: int) -> list[list[int]]:
     """The places of a shuffled class cut into windows; the last goes on from the start."""
-    return [
-        [(start + step) % size for step in range(length)] for start in range(0, size, length)
-    ]
+    return [[(start + step) % size for step in range(length)] for start in range(0, size, length)]
 
 
 def pass_length(sizes: Sequence[int], classes: int, length: int) -> int:
     """How many batches a pass has: enough places for all windows, no class twice in a batch."""
     counts = [len(windows(size, length)) for size in sizes]
-    return max(math.ceil(sum(counts) / classes), max(counts))
+    return max(math.ceil(sum(counts) / classes), *counts)
 
 
 def faults(

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scipy.io import loadmat
-
 from cbml.data.catalogue.layouts import class_folders, locate, opened, packaged, simple
 from cbml.data.catalogue.protocol import Found, checked_splits, unrecognised
 from cbml.data.images import Splits
@@ -55,6 +53,8 @@ def _car_names() -> tuple[str, ...]:
 
 
 def _annotations(path: Path) -> Iterator[Mapping[str, Any]]:
+    from scipy.io import loadmat
+
     try:
         rows = loadmat(str(path), simplify_cells=True)["annotations"]
     except Exception as error:  # the reader raises nearly anything on a damaged file
