@@ -1,8 +1,8 @@
 """The rivals compute their papers' formulas; where the library differs, the difference is shown."""
 
 import warnings
-from collections import Counter
 from collections.abc import Callable
+from math import sin
 from typing import Any
 
 import pytest
@@ -99,14 +99,13 @@ def test_gradients_written_here_are_right(name: str) -> None:
 
 
 def test_weights_of_the_ranked_list_carry_no_gradient() -> None:
-    x = nn.functional.normalize(rows(3, 0)).requires_grad_()
-    labels = torch.tensor([0, 1, 2])
-    RIVALS["ranked_list"]()(x, labels).backward()
+    x = nn.functional.normalize(rows(6, 0)).requires_grad_()
+    RIVALS["ranked_list"]()(x, torch.arange(6)).backward()
     gradient, x.grad = x.grad, None
-    s = x @ x.T
-    near = 1.2 - (2.0 - 2.0 * s).clamp(min=1e-12).sqrt()
-    near = near[~torch.eye(3, dtype=torch.bool)].view(3, 2)
+    near = 1.2 - (2.0 - 2.0 * x @ x.T).clamp(min=1e-12).sqrt()
+    near = near[~torch.eye(6, dtype=torch.bool)].view(6, 5)
     weights = (10.0 * near.detach()).exp() * (near > 0)
+    assert ((near > 0).sum(1) > 1).any(), "weights of a single pair are one whatever they are"
     ((weights * near).sum(1) / weights.sum(1).clamp(min=1e-300) / 2.0).mean().backward()
     assert gradient is not None
     assert x.grad is not None
@@ -149,26 +148,30 @@ def checked(x: Tensor, labels: Tensor) -> Batch:
     return Batch(anchors=units, labels=labels, columns=units, column_labels=labels, indices=None)
 
 
-def test_negatives_are_drawn_by_distance() -> None:
-    x = torch.zeros(6, 4, dtype=torch.float64)
+@pytest.mark.parametrize("dimension", [2, 4, 30])
+def test_negatives_are_drawn_by_distance(dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
     angles = torch.tensor([0.0, 0.1, 0.3, 0.9, 1.2, 2.5], dtype=torch.float64)
+    x = torch.zeros(6, dimension, dtype=torch.float64)
     x[:, 0], x[:, 1] = angles.cos(), angles.sin()
-    batch = checked(x, torch.tensor([0, 0, 1, 2, 3, 4]))
-    counts: Counter[int] = Counter()
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(4000):
-        anchors, positives, negatives = sample_by_distance(
-            batch, near=0.5, far=1.4, generator=generator
-        )
-        assert (anchors.tolist(), positives.tolist()) == ([0, 1], [1, 0])
-        counts[int(negatives[0])] += 1
-    weights = {}
+    expected = torch.zeros(6, dtype=torch.float64)
     for j, angle in ((2, 0.3), (3, 0.9), (4, 1.2)):  # the last is beyond 1.4 away
-        d = max(0.5, 2.0 * float(torch.sin(torch.tensor(angle / 2))))
-        weights[j] = 1.0 / (d**2 * (1.0 - d * d / 4.0) ** 0.5)
-    assert set(counts) == set(weights)
-    for j, weight in weights.items():
-        assert counts[j] / 4000 == pytest.approx(weight / sum(weights.values()), abs=0.03)
+        d = max(0.5, 2.0 * sin(angle / 2.0))
+        expected[j] = d ** (2 - dimension) * (1.0 - d * d / 4.0) ** ((3 - dimension) / 2)
+    asked = []
+
+    def multinomial(weights: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
+        asked.append((weights, generator))
+        return torch.full((len(weights), count), 4)
+
+    monkeypatch.setattr(torch, "multinomial", multinomial)
+    generator = torch.Generator()
+    drawn = sample_by_distance(
+        checked(x, torch.tensor([0, 0, 1, 2, 3, 4])), near=0.5, far=1.4, generator=generator
+    )
+    assert [part.tolist() for part in drawn] == [[0, 1], [1, 0], [4, 4]]
+    (weights, used) = asked[0]
+    assert used is generator
+    torch.testing.assert_close(weights[0], expected / expected.sum())
 
 
 def test_an_anchor_with_far_negatives_only_keeps_its_positives() -> None:
@@ -198,6 +201,13 @@ def test_seeds_decide_the_draws_and_the_first_proxies() -> None:
         ]
         assert torch.equal(first[0], first[1])
         assert not torch.equal(first[0], first[2])
+
+
+def test_arcface_stays_off_the_ends_of_the_arc_cosine() -> None:
+    loss = RIVALS["arcface"](num_classes=2, embedding_size=WIDTH)
+    with torch.no_grad():
+        loss._loss.W.copy_(torch.eye(WIDTH)[:, :2])
+    assert (loss._loss.get_cosine(torch.eye(WIDTH)).abs() < 1.0).all()
 
 
 # Where the library is not what the paper says, which is why these are written here. Should a new

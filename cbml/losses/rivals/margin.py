@@ -32,7 +32,7 @@ class Margin(Rival):
             without it one β serves all.
         margin: m. 0.2, from the paper.
         beta: start of β. 1.2, from the paper.
-        beta_weight: ν. 0, from the authors' program.
+        beta_weight: ν. 0, as Roth et al. 2020 have it.
         near: smallest distance of the sampling weights. 0.5, from the authors' program.
         far: distance beyond which negatives are not drawn. 1.4, from the authors' program.
         learning_rate_factor: for β. 50, from Roth et al. 2020, who use Adam for β as well; the

@@ -106,7 +106,7 @@ class MultiSimilarity(Rival):
     Args:
         positive_scale: α. 2, from the paper.
         negative_scale: β. 50, from the paper.
-        base: λ. 0.5, from the authors' program; the paper prints 1.
+        base: λ. 0.5, from the authors' program.
         mining_margin: ε. 0.1, from the paper.
     """
 
@@ -162,8 +162,8 @@ class FastAP(Rival):
         loss = mean_i 1 - 1/|P_i| Σ_r h_P[r] H_P[r] / H[r]
 
     Args:
-        bins: number of intervals of the squared distance between 0 and 4. 10, from the authors'
-            program.
+        bins: number of intervals of the squared distance between 0 and 4. 10, as in the library,
+            which follows the authors' program.
     """
 
     _takes_indices = False

@@ -26,7 +26,7 @@ class ProxyNCA(Rival):
     Args:
         num_classes: C, number of training classes; labels are 0 ... C - 1.
         embedding_size: D, width of the embeddings.
-        learning_rate_factor: for the proxies. 1: the paper names no rate of their own.
+        learning_rate_factor: for the proxies. 1, as Kim et al. 2020 train it beside `ProxyAnchor`.
         seed: of the first proxies.
     """
 
@@ -120,7 +120,7 @@ class ProxyAnchor(Rival):
         embedding_size: D, width of the embeddings.
         margin: δ. 0.1, from the paper.
         scale: α. 32, from the paper.
-        learning_rate_factor: for the proxies. 100, from the paper.
+        learning_rate_factor: for the proxies. 100, from the authors' program.
         seed: of the first proxies.
     """
 
