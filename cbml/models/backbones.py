@@ -18,11 +18,8 @@ from cbml.models.preprocessing import Preprocessing
 __all__ = ["BACKBONES", "Backbone", "find_backbone", "import_timm"]
 
 _IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-_SYMMETRIC = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop=224)
-_TINY = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), resize=32, crop=32)
-_CAFFE = Preprocessing(
-    mean=(104.0, 117.0, 128.0), std=(1.0, 1.0, 1.0), channel_order="BGR", scale=255.0
-)
+_SYMMETRIC = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # numbers from -1 to 1
+_CAFFE = Preprocessing(mean=(104.0, 117.0, 128.0), std=(1.0, 1.0, 1.0), scale=1.0, order="BGR")
 
 _RESNET = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
 _GOOGLENET = (
@@ -158,16 +155,12 @@ def _timm_backbone(name: str) -> Backbone:
         facts = timm.get_pretrained_cfg(name)
     except RuntimeError as error:  # the architecture exists, its tag behind the dot does not
         raise BadData(f"unknown backbone 'timm:{name}': {error}") from None
-    crop = int(facts.input_size[-1])
     probe = _on_no_device(name)
     return Backbone(
         build=lambda pooling: _TimmFeatures(name, pooling),
         features=int(getattr(probe, "head_hidden_size", None) or probe.num_features),
-        preprocessing=Preprocessing(
-            mean=facts.mean,
-            std=facts.std,
-            resize=max(crop, round(crop / facts.crop_pct)),
-            crop=crop,
+        preprocessing=Preprocessing(mean=facts.mean, std=facts.std).with_crop(
+            int(facts.input_size[-1])
         ),
         pooling="backbone",
         classifier=_classifier_names(facts.classifier),
@@ -211,7 +204,7 @@ BACKBONES: dict[str, Backbone] = {
     "efficientnet_lite0": Backbone(
         build=lambda pooling: _TimmFeatures("tf_efficientnet_lite0", pooling),
         features=1280,
-        preprocessing=_SYMMETRIC,
+        preprocessing=_SYMMETRIC.with_crop(224),
         weights="package",
         classifier=("classifier.",),
         prefix="network.",
@@ -219,7 +212,7 @@ BACKBONES: dict[str, Backbone] = {
     "conv4": Backbone(
         build=lambda pooling: _Conv4(),
         features=64,
-        preprocessing=_TINY,
+        preprocessing=_SYMMETRIC.with_crop(32),
         weights="none",
         classifier=(),
     ),
