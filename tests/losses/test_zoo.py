@@ -189,6 +189,7 @@ def corner_batches() -> dict[str, tuple[Tensor, Tensor]]:
     return {
         "no positives": (embeddings[:4], torch.arange(4)),
         "one class": (embeddings[:5], torch.zeros(5, dtype=torch.int64)),
+        "no picture": (embeddings[:0], labels[:0]),
         "one picture": (embeddings[:1], labels[:1]),
         "one picture twice": (same[:2], torch.zeros(2, dtype=torch.int64)),
         "the same in two classes": (same, torch.tensor([0, 0, 1, 1])),
@@ -210,6 +211,19 @@ def test_corners_are_finite_and_have_a_graph(name: str, corner: str) -> None:
         assert value.isfinite()
         assert leaf.grad is not None
         assert leaf.grad.isfinite().all()
+
+
+@every_rival
+def test_no_references_are_no_pairs(name: str) -> None:
+    embeddings, labels = batch()
+    loss = build(name)
+    if loss._takes_references:
+        value = loss(embeddings.requires_grad_(), labels, None, embeddings[:0], labels[:0])
+        value.backward()
+        assert value == 0.0
+    else:
+        with pytest.raises(ValueError, match="ref_emb"):
+            loss(embeddings, labels, None, embeddings[:2], labels[:2])
 
 
 @every_rival

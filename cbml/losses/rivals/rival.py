@@ -104,28 +104,34 @@ class Rival(nn.Module):
         anchors = as_matrix(embeddings, "embeddings")
         with torch.autocast(anchors.device.type, enabled=False):
             anchors = self._checked_rows(anchors, "embeddings")
-            columns, column_labels = anchors, as_labels(labels, anchors, "labels")
-            own_labels = column_labels
+            labels = as_labels(labels, anchors, "labels")
+            columns, column_labels = anchors, labels
             if ref_emb is not None and ref_labels is not None:
-                columns = self._checked_rows(as_matrix(ref_emb, "ref_emb"), "ref_emb")
-                columns = columns.to(anchors.device, anchors.dtype)
-                column_labels = as_labels(ref_labels, columns, "ref_labels")
-                if columns.shape[1] != anchors.shape[1]:
-                    raise ValueError(
-                        f"ref_emb has {columns.shape[1]} columns, embeddings {anchors.shape[1]}"
-                    )
+                columns, column_labels = self._checked_references(ref_emb, ref_labels, anchors)
+            if not len(anchors) or not len(columns):
+                return anchors.sum() * 0.0  # nothing to compare: zero, with its graph
             if indices_tuple is not None:
                 as_pairs(indices_tuple, len(anchors), len(columns))
                 indices_tuple = tuple(index.to(anchors.device) for index in indices_tuple)
-            return self._value(
-                Batch(
-                    anchors=anchors,
-                    labels=own_labels,
-                    columns=columns,
-                    column_labels=column_labels,
-                    indices=indices_tuple,
-                )
+            batch = Batch(
+                anchors=anchors,
+                labels=labels,
+                columns=columns,
+                column_labels=column_labels,
+                indices=indices_tuple,
             )
+            return self._value(batch)
+
+    def _checked_references(
+        self, ref_emb: Tensor, ref_labels: Tensor, anchors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        columns = self._checked_rows(as_matrix(ref_emb, "ref_emb"), "ref_emb")
+        if columns.shape[1] != anchors.shape[1]:
+            raise ValueError(
+                f"ref_emb has {columns.shape[1]} columns, embeddings {anchors.shape[1]}"
+            )
+        columns = columns.to(anchors.device, anchors.dtype)
+        return columns, as_labels(ref_labels, columns, "ref_labels")
 
     def _checked_rows(self, matrix: Tensor, name: str) -> Tensor:
         units = unit_rows(matrix, name)[0]  # refuses rows that have no direction
