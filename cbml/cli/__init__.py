@@ -7,6 +7,7 @@ function or a `typer.Typer` group, and is listed in VERBS.
 """
 
 import importlib
+import signal
 import sys
 import traceback
 from typing import Annotated
@@ -30,6 +31,8 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     # --debug may stand anywhere, as a word added to the end of a failed command.
     debug = "--debug" in words
+    # Leave by an exception, so that half-written files are cleaned away.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         _program()([word for word in words if word != "--debug"])
     except Exception as error:
@@ -63,7 +66,9 @@ def _print_version(asked: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
 ) -> None:
@@ -78,6 +83,8 @@ def _exit_code(error: Exception) -> int:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return text if isinstance(error, (ValueError, OSError, ImportError)) and text else (
-        f"{type(error).__name__}: {text} (add --debug to see where)"
+    return (
+        text
+        if isinstance(error, (ValueError, OSError, ImportError)) and text
+        else (f"{type(error).__name__}: {text} (add --debug to see where)")
     )

@@ -12,7 +12,6 @@ from cbml.losses import kernel
 from tests.losses.cases import KINDS, distance_from_an_edge, make_batch, make_setting
 from tests.oracles import contrastive_bayesian as literal
 
-
 STEP = 1e-6
 
 

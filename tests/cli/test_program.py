@@ -1,0 +1,102 @@
+"""What holds for every verb: exit codes, one-line errors, suggestions, interruption."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cbml import cli
+
+FAILING = """
+import sys, types
+from cbml import cli, errors
+def verb() -> None:
+    {body}
+module = types.ModuleType("cbml.cli.trial")
+module.verb = verb
+sys.modules["cbml.cli.trial"] = module
+cli.VERBS = ("trial", *cli.VERBS)
+cli.main(["trial", *sys.argv[1:]])
+"""
+
+
+def run(body: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", FAILING.format(body=body), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "line"),
+    [
+        ("print('fine')", 0, ""),
+        (
+            "raise errors.BadData('birds/7.jpg: not a picture')",
+            3,
+            "cbml: birds/7.jpg: not a picture\n",
+        ),
+        ("raise errors.DamagedFile('model: altered')", 4, "cbml: model: altered\n"),
+        ("raise ValueError('crop must be positive')", 1, "cbml: crop must be positive\n"),
+        (
+            "raise errors.MissingExtra('timm', 'timm')",
+            1,
+            "cbml: the package 'timm' is not installed: run pip install 'cbml[timm]'\n",
+        ),
+        ("raise RuntimeError('odd')", 1, "cbml: RuntimeError: odd (add --debug to see where)\n"),
+        ("raise ValueError('two\\nlines')", 1, "cbml: two lines\n"),
+    ],
+)
+def test_errors_are_one_line_and_their_kind_is_the_exit_code(
+    body: str, code: int, line: str
+) -> None:
+    result = run(body)
+    assert (result.returncode, result.stderr) == (code, line)
+
+
+def test_debug_shows_where_an_error_came_from() -> None:
+    result = run("raise errors.BadData('x')", "--debug")
+    assert result.returncode == 3
+    assert "Traceback" in result.stderr
+    assert "errors.BadData: x" in result.stderr
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_each_verb_has_help_with_two_examples(name: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "cbml", name, "--help"], capture_output=True, text=True, check=True
+    )
+    assert "Usage:" in result.stdout
+    listed = result.stdout.count(f"cbml {name}")
+    assert listed >= 3, "the usage line and two examples"
+
+
+def test_near_misses_are_suggested() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "cbml", "dat"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert "Did you mean 'data'?" in result.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_verb_says_so_by_its_exit_code(number: int, code: int) -> None:
+    body = "import time; print('ready', flush=True); time.sleep(60)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", FAILING.format(body=body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=20)
+    assert child.returncode == code
+    assert "Traceback" not in errors
