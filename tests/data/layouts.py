@@ -70,17 +70,17 @@ def annotations(rows: list[dict[str, object]]) -> np.ndarray:
     return table
 
 
-def car_rows() -> list[tuple[int, int]]:
+def car_rows(sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Number of the picture and class, in an order that is not the order of the classes."""
-    labels = [label for label, size in enumerate(CAR_SIZES, start=1) for _ in range(size)]
+    labels = [label for label, size in enumerate(sizes, start=1) for _ in range(size)]
     mixed = np.random.default_rng(0).permutation(labels)
     return list(enumerate(mixed.tolist(), start=1))
 
 
-def cars_single(root: Path) -> Path:
+def cars_single(root: Path, sizes: Sequence[int] = CAR_SIZES) -> Path:
     rows = [
         {"relative_im_path": f"car_ims/{number:06}.jpg", "class": label, "test": number % 2}
-        for number, label in car_rows()
+        for number, label in car_rows(sizes)
     ]
     root.mkdir(parents=True)
     names = np.array(CAR_NAMES, dtype=object)[None]
@@ -89,12 +89,13 @@ def cars_single(root: Path) -> Path:
     return root
 
 
-def cars_devkit(root: Path, *, deeper: bool = False) -> Path:
-    rows = car_rows()
+def cars_devkit(root: Path, sizes: Sequence[int] = CAR_SIZES, *, deeper: bool = False) -> Path:
+    rows = car_rows(sizes)
+    half = len(rows) // 2
     (root / "devkit").mkdir(parents=True)
     for part, chosen, name in [
-        ("cars_train", rows[:8_144], "devkit/cars_train_annos.mat"),
-        ("cars_test", rows[8_144:], "cars_test_annos_withlabels.mat"),
+        ("cars_train", rows[:half], "devkit/cars_train_annos.mat"),
+        ("cars_test", rows[half:], "cars_test_annos_withlabels.mat"),
     ]:
         listed = [
             {"bbox_x1": 1, "class": label, "fname": f"{number:05}.jpg"}
@@ -106,10 +107,16 @@ def cars_devkit(root: Path, *, deeper: bool = False) -> Path:
     return root
 
 
-def car_folders(root: Path, *, slash: str = "-", above: tuple[str, ...] = ("",)) -> Path:
+def car_folders(
+    root: Path,
+    sizes: Sequence[int] = CAR_SIZES,
+    *,
+    slash: str = "-",
+    above: tuple[str, ...] = ("",),
+) -> Path:
     touch(
         root / above[number % len(above)] / name.replace("/", slash) / f"{number:05}.jpg"
-        for name, size in zip(CAR_NAMES, CAR_SIZES, strict=True)
+        for name, size in zip(CAR_NAMES, sizes, strict=True)
         for number in range(size)
     )
     return root
