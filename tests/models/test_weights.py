@@ -116,6 +116,7 @@ KNOWN_BIRDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (RESNET.exists() and BIRDS.exists()), reason="the shared birds are not on this machine"
 )

@@ -1,0 +1,60 @@
+"""The verb `export`: run folders and model folders, exit codes, and examples that run."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cbml.models import Embedder
+
+PROGRAM = [sys.executable, "-c", "from cbml.cli import main; main()"]
+
+
+def run(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*PROGRAM, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=200
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a run in it, as the help's examples suppose."""
+    Embedder("conv4", dim=4).save(tmp_path / "runs" / "cub" / "model")
+    return tmp_path
+
+
+def test_the_examples_of_the_help_run(folder: Path) -> None:
+    text = run("export", "--help", folder=folder).stdout
+    examples = re.findall(r"^ +cbml (export .*)$", text, re.MULTILINE)
+    assert len(examples) == 2
+    first, second = (run(*shlex.split(example), folder=folder) for example in examples)
+    assert first.returncode == 0, first.stderr
+    assert "differs from torch by at most" in first.stdout
+    assert (folder / "runs" / "cub" / "model.onnx").is_file()
+    assert second.returncode == 0, second.stderr
+    facts = json.loads(second.stdout)
+    assert facts["path"] == "birds.onnx"
+    assert facts["bytes"] == (folder / "birds.onnx").stat().st_size
+    assert facts["preprocessing_inside"] is True
+    assert facts["largest_difference"] <= 1e-5
+    assert Embedder.load(folder / "runs" / "cub" / "model").dim == 4, "the model is as it was"
+
+
+def test_errors_are_one_line_with_their_exit_code(folder: Path) -> None:
+    missing = run("export", "nowhere", folder=folder)
+    assert (missing.returncode, missing.stdout) == (3, "")
+    assert missing.stderr == "cbml: nowhere: no such folder; give one that holds a saved model\n"
+
+    part = next((folder / "runs" / "cub" / "model").glob("*.safetensors"))
+    part.write_bytes(part.read_bytes()[:-1])
+    damaged = run("export", "runs/cub", folder=folder)
+    assert damaged.returncode == 4
+    assert damaged.stderr.count("\n") == 1
+    assert part.name in damaged.stderr
+
+    usage = run("export", "runs/cub", "--format", "onyx", folder=folder)
+    assert usage.returncode == 2

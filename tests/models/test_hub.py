@@ -1,0 +1,165 @@
+"""Models on the hub: the real client against a small hub of our own, on this machine."""
+
+import base64
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import cbml
+
+COMMIT = "c" * 40
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Just enough of the hub's protocol to publish small files and to fetch them."""
+
+    files: dict[str, bytes]
+    requests: list[str]
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def answer(self, code: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(code)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def answer_json(self, value: object) -> None:
+        self.answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path = urlsplit(self.path).path
+        self.requests.append(f"POST {path}")
+        if path == "/api/repos/create":
+            self.answer_json({"url": "http://hub/somebody/birds", "name": "somebody/birds"})
+        elif path.endswith("/preupload/main"):
+            names = [entry["path"] for entry in json.loads(body)["files"]]
+            files = [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]
+            self.answer_json({"files": files})
+        elif path.endswith("/commit/main"):
+            for line in body.splitlines():
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    content = base64.b64decode(entry["value"]["content"])
+                    self.files[entry["value"]["path"]] = content
+                elif entry["key"] == "deletedFile":
+                    del self.files[entry["value"]["path"]]
+            self.answer_json({"commitUrl": "http://hub/commit/1", "commitOid": COMMIT})
+        else:
+            self.answer_json({})
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.requests.append(f"{self.command} {path}")
+        if "/resolve/" in path:
+            name = path.partition("/resolve/")[2].partition("/")[2]
+            content = self.files[name]
+            etag = f'"{hashlib.sha256(content).hexdigest()}"'
+            self.answer(200, content, {"ETag": etag, "X-Repo-Commit": COMMIT})
+        elif "/tree/" in path:
+            names = sorted(self.files)
+            self.answer_json(
+                [{"type": "file", "path": n, "size": len(self.files[n]), "oid": "0"} for n in names]
+            )
+        elif path.startswith("/api/models/somebody/birds"):
+            siblings = [{"rfilename": name} for name in sorted(self.files)]
+            self.answer_json({"id": "somebody/birds", "sha": COMMIT, "siblings": siblings})
+        else:
+            self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[type[Hub], str]]:
+    handler = type("OneHub", (Hub,), {"files": {}, "requests": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield handler, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def run(program: str, address: str, home: Path) -> "subprocess.CompletedProcess[str]":
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": address,
+        "HF_HOME": str(home),
+        "HF_TOKEN": "hf_test",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=Path(cbml.__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+PUSH = """
+import cbml
+model = cbml.Embedder("conv4", dim=4, seed=7)
+print(cbml.push_to_hub(model, "somebody/birds"))
+print(float(model.head.weight.detach().double().sum()))
+"""
+FETCH = """
+import cbml
+model = cbml.from_hub("somebody/birds")
+print(model.provenance)
+print(float(model.head.weight.detach().double().sum()))
+"""
+
+
+def test_a_model_goes_to_the_hub_and_comes_back(hub: tuple[type[Hub], str], tmp_path: Path) -> None:
+    handler, address = hub
+    pushed = run(PUSH, address, tmp_path / "one")
+    assert pushed.returncode == 0, pushed.stderr
+    assert pushed.stdout.startswith("http://hub/commit/1\n")
+    kinds = sorted(Path(name).suffix for name in handler.files)
+    assert kinds == [".json", ".json", ".md", ".safetensors"]
+    card = handler.files["README.md"].decode()
+    assert 'cbml.from_hub("somebody/birds")' in card
+    assert "| backbone | conv4 |" in card
+
+    fetched = run(FETCH, address, tmp_path / "two")
+    assert fetched.returncode == 0, fetched.stderr
+    assert fetched.stdout.splitlines()[1] == pushed.stdout.splitlines()[1]
+
+    weights = next(name for name in handler.files if name.endswith(".safetensors"))
+    content = handler.files[weights]
+    handler.files[weights] = content[:-1] + bytes([content[-1] ^ 1])
+    damaged = run(FETCH, address, tmp_path / "three")
+    assert damaged.returncode == 1
+    assert "cbml.errors.DamagedFile" in damaged.stderr.splitlines()[-1]
+
+
+def test_an_unknown_repository_and_no_network_are_one_line(
+    hub: tuple[type[Hub], str], tmp_path: Path
+) -> None:
+    _, address = hub
+    unknown = run("import cbml; cbml.from_hub('some/thing')", address, tmp_path)
+    last = unknown.stderr.splitlines()[-1]
+    assert last.startswith("ConnectionError: some/thing: cannot be fetched on the hub")
+    wrong = run("import cbml; cbml.from_hub('a b/c/d')", address, tmp_path)
+    assert wrong.stderr.splitlines()[-1].startswith("cbml.errors.BadData: a b/c/d: cannot be")
