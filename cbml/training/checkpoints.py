@@ -1,0 +1,168 @@
+"""Checkpoints: all that a run needs to go on to the bit, as safetensors and JSON, never pickle.
+
+Each is a folder of its own below `checkpoints/`, complete when its manifest is there. The newest
+that is whole is used; one that is damaged is said aloud and the one before it is taken.
+"""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from cbml.errors import DamagedFile
+from cbml.files import load_folder, save_folder, write_json
+from cbml.training.guards import BadNumbers
+
+__all__ = [
+    "Checkpoint",
+    "newest_checkpoint",
+    "random_states",
+    "restore_random_states",
+    "write_checkpoint",
+]
+
+KIND = "cbml checkpoint 1"
+_DIGITS = 9
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was read back.
+
+    Args:
+        step: updates done.
+        tensors: by name, such as "model.head.weight" or "optimiser.0.exp_avg".
+        state: plain facts.
+    """
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with `name.`, without it.
+
+        Args:
+            name: "model", "loss", "optimiser" or "random".
+        """
+        prefix = f"{name}."
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self.tensors.items()
+            if key.startswith(prefix)
+        }
+
+
+def write_checkpoint(
+    folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, object], keep: int
+) -> None:
+    """Write one checkpoint, then delete all but the newest ones.
+
+    Args:
+        folder: that holds all checkpoints of a run.
+        step: updates done.
+        tensors: by name.
+        state: plain facts for JSON.
+        keep: how many stay.
+    """
+    plain = {name: _plain(value) for name, value in tensors.items()}
+    for name, value in plain.items():
+        if not bool(torch.isfinite(value).all()):
+            raise BadNumbers(
+                f"step {step}: {name} holds NaN or infinity; no checkpoint was written, the one "
+                f"before it in {folder} is good"
+            )
+    parts = {
+        "tensors.safetensors": lambda path: safetensors.torch.save_file(plain, path),
+        "state.json": lambda path: write_json(path, dict(state)),
+    }
+    save_folder(folder / f"step-{step:0{_DIGITS}}", KIND, parts, {"step": step})
+    for old in _folders(folder)[keep:]:
+        (old / "manifest.json").unlink(missing_ok=True)  # first: half a checkpoint is none
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole; None where there is none.
+
+    Args:
+        folder: that holds all checkpoints of a run.
+        say: told of each checkpoint that is damaged.
+    """
+    damaged: DamagedFile | None = None
+    for candidate in _folders(folder):
+        if not (candidate / "manifest.json").exists():
+            continue  # killed while it was written
+        try:
+            return _read(candidate)
+        except DamagedFile as error:
+            say(f"damaged checkpoint passed over: {error}")
+            damaged = error
+    if damaged is not None:
+        raise damaged
+    return None
+
+
+def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of every global generator, as tensors and as plain facts."""
+    tensors = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states = torch.cuda.get_rng_state_all()
+        tensors |= {f"cuda{number}": state for number, state in enumerate(states)}
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    tensors["numpy"] = torch.from_numpy(np.asarray(keys, dtype=np.int64))
+    version, words, following = random.getstate()
+    tensors["python"] = torch.tensor(words, dtype=torch.int64)
+    facts = {
+        "numpy": [str(name), int(position), int(has_gauss), float(gauss)],
+        "python": [version, following],
+    }
+    return tensors, facts
+
+
+def restore_random_states(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Put every global generator back.
+
+    Args:
+        tensors: as `random_states` gave them.
+        facts: likewise.
+    """
+    torch.set_rng_state(tensors["torch"])
+    cuda = [name for name in sorted(tensors) if name.startswith("cuda")]
+    if torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([tensors[name] for name in cuda])
+    name, position, has_gauss, gauss = facts["numpy"]
+    keys = tensors["numpy"].numpy().astype(np.uint32)
+    np.random.set_state((name, keys, position, has_gauss, gauss))
+    version, following = facts["python"]
+    random.setstate((version, tuple(tensors["python"].tolist()), following))
+
+
+def _plain(value: Tensor) -> Tensor:
+    # A copy of its own: safetensors refuses tensors that share memory, such as tied weights.
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Folders of checkpoints, whole or not, the newest first."""
+    return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
+
+
+def _read(folder: Path) -> Checkpoint:
+    parts, about = load_folder(folder, KIND)
+    if set(parts) != {"tensors.safetensors", "state.json"}:
+        raise DamagedFile(f"{folder}: not the parts of a checkpoint")
+    try:
+        state = json.loads(parts["state.json"].read_text(encoding="utf-8"))
+        tensors = safetensors.torch.load_file(parts["tensors.safetensors"])
+    except Exception as error:  # the sums are right, so somebody meant it: still no traceback
+        raise DamagedFile(f"{folder}: {' '.join(str(error).split())[:160]}") from None
+    return Checkpoint(int(about["step"]), tensors, state)

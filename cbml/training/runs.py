@@ -1,0 +1,140 @@
+"""The run folder: run.json, metrics.jsonl, checkpoints/, model/, bad_images.csv, report.html."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cbml.errors import BadData, DamagedFile
+from cbml.files import replaced_file, write_json
+
+__all__ = ["Records", "Run", "read_metrics", "read_record"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a training run keeps its records.
+
+    Args:
+        folder: made if missing; one that holds a run already is only continued, never replaced.
+        about: further plain facts for run.json, such as where the pictures come from.
+        resume: go on from the newest checkpoint.
+    """
+
+    folder: Path
+    about: Mapping[str, Any] = field(default_factory=dict)
+    resume: bool = False
+
+
+class Records:
+    """The files of one run that grow while it is trained; silent where nobody asked for them.
+
+    Args:
+        run: the folder and what to note; None keeps nothing.
+        writes: whether this process writes; the others of a team only read.
+    """
+
+    def __init__(self, run: Run | None, *, writes: bool) -> None:
+        self.folder = None if run is None else run.folder
+        self.writes = writes and run is not None
+        self.record: dict[str, Any] = {}
+        if run is None:
+            return
+        exists = (run.folder / "run.json").exists()
+        if exists and not run.resume:
+            raise BadData(
+                f"{run.folder}: holds a run already; continue it with --resume {run.folder}, or "
+                "choose another folder"
+            )
+        if run.resume:
+            self.record = read_record(run.folder)
+        if self.writes:
+            (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Add facts to run.json.
+
+        Args:
+            facts: plain values; a name that is there already is replaced.
+        """
+        self.record |= facts
+        if self.writes and self.folder is not None:
+            write_json(self.folder / "run.json", self.record)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add one line to metrics.jsonl.
+
+        Args:
+            line: plain values; NaN and infinity become null.
+        """
+        if self.writes and self.folder is not None:
+            clean = {name: _number(value) for name, value in line.items()}
+            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(clean, allow_nan=False) + "\n")
+
+    def cut_back(self, step: int) -> None:
+        """Forget the lines of steps that a resumed run will do again.
+
+        Args:
+            step: updates done at the checkpoint.
+        """
+        if not (self.writes and self.folder is not None):
+            return
+        kept = [line for line in read_metrics(self.folder) if line["step"] <= step]
+        with replaced_file(self.folder / "metrics.jsonl") as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+    def flush(self) -> None:
+        """Bring metrics.jsonl to the disk, so that it is never behind a checkpoint."""
+        path = None if self.folder is None else self.folder / "metrics.jsonl"
+        if self.writes and path is not None and path.exists():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What run.json of a run folder says.
+
+    Args:
+        folder: of the run.
+    """
+    path = folder / "run.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadData(f"{folder}: no run.json; not the folder of a run") from None
+    except ValueError as error:
+        raise DamagedFile(f"{path}: not readable as JSON ({error}); restore a copy") from None
+    if not isinstance(record, dict):
+        raise DamagedFile(f"{path}: not the record of a run")
+    return record
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl; one that a kill has cut is left out.
+
+    Args:
+        folder: of the run.
+    """
+    path = folder / "metrics.jsonl"
+    lines: list[dict[str, Any]] = []
+    if not path.exists():
+        return lines
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+    return lines
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return None
+    if isinstance(value, Mapping):
+        return {name: _number(entry) for name, entry in value.items()}
+    return value

@@ -1,0 +1,119 @@
+"""How a model is trained, in one small frozen dataclass, and the schedules it can name."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_type_hints
+
+from cbml.errors import BadData
+
+__all__ = ["Settings", "rate_factor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every choice of the training loop.
+
+    Args:
+        steps: how many updates of the weights; with `epochs` None.
+        epochs: how many passes over the pictures instead of `steps`.
+        optimiser: "adam", with weight decay added to the gradient as in the authors' program, or
+            "adamw", with weight decay taken from the weights.
+        learning_rate: before factors and schedule. 3e-5 in the authors' program.
+        weight_decay: 5e-4 in the authors' program.
+        backbone_factor: multiple of the learning rate for the backbone.
+        head_factor: the same for the linear layer and a learnt pooling power.
+        loss_factor: the same for the loss's own parameters; None takes the loss's own
+            `learning_rate_factor`, 1 where it has none.
+        schedule: "step" multiplies by `drop_factor` once at `drop_at`, as the authors' program
+            does; "constant"; "cosine" falls to zero at the last step.
+        drop_at: the step at which "step" drops. 1200 in the authors' program, 3000 for GoogLeNet.
+        drop_factor: 0.1 in the authors' program.
+        warmup_steps: updates over which the rate rises from nearly zero; 0 in the program.
+        clip_norm: the gradient is shortened to this length; None never shortens it.
+        chunk_size: pictures in one forward pass. The loss still sees the whole batch and the
+            gradient is the same: the batch is embedded once without and once with a graph. None
+            does both at once.
+        validate_every: steps between validations; 0 validates at the end alone.
+        patience: validations without a better score after which training stops; None never.
+        choose_by: the validation score that decides which model is best.
+        checkpoint_every: steps between checkpoints; 0 writes one at the end alone.
+        keep_checkpoints: how many of the newest stay.
+        bad_numbers: what NaN or infinity in embeddings, loss or gradient does: "stop", or "skip"
+            the update, at most `skips_allowed` times in a row.
+        skips_allowed: see `bad_numbers`.
+        collapse: "warn" when a batch looks collapsed, "stop", or "ignore".
+    """
+
+    steps: int | None = 200
+    epochs: int | None = None
+    optimiser: Literal["adam", "adamw"] = "adam"
+    learning_rate: float = 1e-4
+    weight_decay: float = 5e-4
+    backbone_factor: float = 1.0
+    head_factor: float = 1.0
+    loss_factor: float | None = None
+    schedule: Literal["step", "constant", "cosine"] = "constant"
+    drop_at: int = 1200
+    drop_factor: float = 0.1
+    warmup_steps: int = 0
+    clip_norm: float | None = None
+    chunk_size: int | None = None
+    validate_every: int = 50
+    patience: int | None = None
+    choose_by: str = "recall@1"
+    checkpoint_every: int = 50
+    keep_checkpoints: int = 2
+    bad_numbers: Literal["stop", "skip"] = "stop"
+    skips_allowed: int = 10
+    collapse: Literal["warn", "stop", "ignore"] = "warn"
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            _check_choice(field.name, getattr(self, field.name), get_args(hints[field.name]))
+        if (self.steps is None) == (self.epochs is None):
+            raise BadData("steps and epochs: give exactly one of the two")
+        for name in ("steps", "epochs", "chunk_size", "patience", "keep_checkpoints"):
+            self._at_least(name, 1)
+        for name in ("weight_decay", "warmup_steps", "validate_every", "checkpoint_every"):
+            self._at_least(name, 0)
+        for name in ("backbone_factor", "head_factor", "loss_factor", "drop_factor", "drop_at"):
+            self._at_least(name, 0)
+        for name in ("learning_rate", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise BadData(f"{name} must be above zero, got {value}")
+
+    def _at_least(self, name: str, least: float) -> None:
+        value = getattr(self, name)
+        if value is not None and not (math.isfinite(value) and value >= least):
+            raise BadData(f"{name} must be at least {least}, got {value}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field by its name, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+def rate_factor(settings: Settings, step: int, steps: int) -> float:
+    """What the learning rates are multiplied with in the update number `step`, counted from 0.
+
+    Args:
+        settings: names the schedule.
+        step: updates done before this one.
+        steps: updates in all.
+    """
+    factor = 1.0
+    if settings.warmup_steps:
+        factor = min(1.0, (step + 1) / settings.warmup_steps)
+    if settings.schedule == "step" and step >= settings.drop_at:
+        factor *= settings.drop_factor
+    if settings.schedule == "cosine":
+        factor *= 0.5 * (1.0 + math.cos(math.pi * step / steps))
+    return factor
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    words = [choice for choice in choices if isinstance(choice, str)]
+    if words and value not in words:
+        raise BadData(f"{name} must be one of {', '.join(map(repr, words))}, got {value!r}")

@@ -1,0 +1,74 @@
+"""A set of tiny pictures, a small model, and a run over them that takes a second."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor, nn
+
+from cbml.data import Batches, ClassBalancedSampler, ImageSet, TrainTransform
+from cbml.losses import CBMLLoss, LinearRatio
+from cbml.models import Embedder
+from cbml.training import Fitted, Listener, Run, Settings, Silence, Team, fit
+
+CLASSES, PICTURES, CROP = 6, 7, 16
+
+
+def pictures(folder: Path) -> ImageSet:
+    """Coloured noise, one colour for each class."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chance = np.random.default_rng(0)
+    paths, labels = [], []
+    for label in range(CLASSES):
+        colour = chance.integers(0, 200, 3)
+        for number in range(PICTURES):
+            path = folder / f"{label}-{number}.png"
+            noise = chance.integers(0, 56, (20, 24, 3))
+            Image.fromarray((colour + noise).astype(np.uint8)).save(path)
+            paths.append(path)
+            labels.append(label)
+    return ImageSet(tuple(paths), np.array(labels), tuple(map(str, range(CLASSES))))
+
+
+def embedder(batch_norm: str = "trained") -> Embedder:
+    return Embedder("conv4", dim=8, batch_norm=batch_norm, seed=1)
+
+
+def bayes_loss() -> CBMLLoss:
+    return CBMLLoss(ratio=LinearRatio(negative_center=0.5, negative_scale=0.2))
+
+
+def batches(images: ImageSet, *, workers: int = 0, team: Team | None = None) -> Batches:
+    team = team or Team()
+    sampler = ClassBalancedSampler(
+        images.known_labels,
+        classes_per_batch=4,
+        pictures_per_class=4,
+        seed=3,
+        rank=team.rank,
+        world_size=team.size,
+    )
+    return Batches(images, sampler, transform=TrainTransform(crop=CROP), workers=workers)
+
+
+def run_small(
+    images: ImageSet,
+    folder: Path | None,
+    settings: Settings,
+    *,
+    resume: bool = False,
+    workers: int = 0,
+    loss: nn.Module | None = None,
+    listener: Listener | None = None,
+) -> tuple[dict[str, Tensor], Fitted]:
+    """The weights after a run, and what became of it."""
+    model = embedder()
+    fitted = fit(
+        model,
+        loss or bayes_loss(),
+        batches(images, workers=workers),
+        settings=settings,
+        run=None if folder is None else Run(folder, resume=resume),
+        listener=listener or Silence(),
+    )
+    return model.state_dict(), fitted
