@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from cbml.data import ClassBalancedSampler as ClassBalancedSampler
     from cbml.data import ImageSet as ImageSet
     from cbml.data import datasets as datasets
+    from cbml.evaluation import Scores as Scores
+    from cbml.evaluation import evaluate as evaluate
     from cbml.losses import LOSSES as LOSSES
     from cbml.losses import CBMLLoss as CBMLLoss
     from cbml.losses import LinearRatio as LinearRatio
@@ -41,7 +43,9 @@ _HOME = {
     "LinearRatio": "cbml.losses",
     "MetricVariance": "cbml.losses",
     "QuadraticRatio": "cbml.losses",
+    "Scores": "cbml.evaluation",
     "datasets": "cbml.data",
+    "evaluate": "cbml.evaluation",
 }
 
 __version__ = "0.1.0"

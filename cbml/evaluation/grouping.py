@@ -1,0 +1,74 @@
+"""How well clusters agree with classes: normalised and adjusted mutual information."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+from sklearn.metrics import mutual_info_score
+
+__all__ = ["agreement"]
+
+Codes = NDArray[np.integer[Any]]
+
+
+def agreement(classes: Codes, clusters: Codes) -> tuple[float, float]:
+    """NMI and AMI of two groupings of the same things, both with the arithmetic mean.
+
+    With I their mutual information, H their entropies and E the mean of I over all groupings with
+    the same group sizes:
+
+        NMI = I / mean(H)
+        AMI = (I - E) / (mean(H) - E)
+
+    E depends on the sizes of the groups only, so each pair of sizes is worked out once: there are
+    thousands of classes, but few sizes.
+
+    Args:
+        classes: group of each thing. (N,)
+        clusters: its group in the other grouping. (N,)
+    """
+    class_sizes, cluster_sizes = _sizes(classes), _sizes(clusters)
+    if len(class_sizes) == len(cluster_sizes) == 1:
+        return 1.0, 1.0  # one group each: the same grouping
+    information = float(mutual_info_score(classes, clusters))
+    entropy = (_entropy(class_sizes) + _entropy(cluster_sizes)) / 2.0
+    chance = _expected_information(class_sizes, cluster_sizes)
+    rest = entropy - chance
+    # Everything alone on both sides leaves nothing to chance, and both groupings are the same.
+    adjusted = (information - chance) / rest if abs(rest) > 1e-12 else 1.0
+    return min(1.0, max(0.0, information / entropy)), min(1.0, adjusted)
+
+
+def _sizes(groups: Codes) -> NDArray[np.int64]:
+    return np.unique(groups, return_counts=True)[1]
+
+
+def _entropy(sizes: NDArray[np.int64]) -> float:
+    shares = sizes / sizes.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _expected_information(first: NDArray[np.int64], second: NDArray[np.int64]) -> float:
+    """E: the sum over pairs of groups of sizes a and b, and over their possible overlaps n.
+
+    E = Σ_{a,b} Σ_n  n/N log(N n / (a b)) · P(n)
+    P = a! b! (N-a)! (N-b)! / (N! n! (a-n)! (b-n)! (N-a-b+n)!)
+    """
+    total = int(first.sum())
+    expected = 0.0
+    second_sizes, second_counts = np.unique(second, return_counts=True)
+    for a, a_count in zip(*np.unique(first, return_counts=True), strict=True):
+        for b, b_count in zip(second_sizes, second_counts, strict=True):
+            n = np.arange(max(1, a + b - total), min(a, b) + 1)
+            information = n / total * (np.log(total) + np.log(n) - np.log(a) - np.log(b))
+            chance = _log_factorial(a) + _log_factorial(b) + _log_factorial(total - a)
+            chance = chance + _log_factorial(total - b) - _log_factorial(total)
+            chance = chance - _log_factorial(n) - _log_factorial(a - n) - _log_factorial(b - n)
+            chance = chance - _log_factorial(total - a - b + n)
+            expected += float(a_count * b_count * (information * np.exp(chance)).sum())
+    return expected
+
+
+def _log_factorial(number: Any) -> Any:
+    return gammaln(number + 1.0)
