@@ -13,6 +13,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import safetensors.torch
+import timm
 
 import cbml
 
@@ -37,6 +39,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
+    def address(self) -> str:
+        return f"http://{self.headers['Host']}"
+
     def answer_json(self, value: object) -> None:
         self.answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
@@ -45,7 +50,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         self.requests.append(f"POST {path}")
         if path == "/api/repos/create":
-            self.answer_json({"url": "http://hub/somebody/birds", "name": "somebody/birds"})
+            self.answer_json({"url": f"{self.address()}/somebody/birds"})
         elif path.endswith("/preupload/main"):
             names = [entry["path"] for entry in json.loads(body)["files"]]
             files = [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]
@@ -58,7 +63,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
                     self.files[entry["value"]["path"]] = content
                 elif entry["key"] == "deletedFile":
                     del self.files[entry["value"]["path"]]
-            self.answer_json({"commitUrl": "http://hub/commit/1", "commitOid": COMMIT})
+            url = f"{self.address()}/somebody/birds/commit/{COMMIT}"
+            self.answer_json({"commitUrl": url, "commitOid": COMMIT})
         else:
             self.answer_json({})
 
@@ -117,49 +123,78 @@ def run(program: str, address: str, home: Path) -> "subprocess.CompletedProcess[
     )
 
 
-PUSH = """
-import cbml
+PUSH_AND_FETCH = """
+import cbml, torch
 model = cbml.Embedder("conv4", dim=4, seed=7)
 print(cbml.push_to_hub(model, "somebody/birds"))
-print(float(model.head.weight.detach().double().sum()))
+other = cbml.from_hub("somebody/birds")
+assert other.describe() == model.describe()
+assert torch.equal(other.head.weight, model.head.weight)
 """
-FETCH = """
+FAIL = """
 import cbml
-model = cbml.from_hub("somebody/birds")
-print(model.provenance)
-print(float(model.head.weight.detach().double().sum()))
+for name in ("somebody/birds", "some/thing", "a b/c/d"):
+    try:
+        cbml.from_hub(name)
+    except (OSError, ValueError) as error:
+        print(type(error).__name__, error)
 """
 
 
 def test_a_model_goes_to_the_hub_and_comes_back(hub: tuple[type[Hub], str], tmp_path: Path) -> None:
     handler, address = hub
-    pushed = run(PUSH, address, tmp_path / "one")
+    pushed = run(PUSH_AND_FETCH, address, tmp_path / "one")
     assert pushed.returncode == 0, pushed.stderr
-    assert pushed.stdout.startswith("http://hub/commit/1\n")
+    assert pushed.stdout == f"{address}/somebody/birds/commit/{COMMIT}\n"
     kinds = sorted(Path(name).suffix for name in handler.files)
     assert kinds == [".json", ".json", ".md", ".safetensors"]
     card = handler.files["README.md"].decode()
     assert 'cbml.from_hub("somebody/birds")' in card
     assert "| backbone | conv4 |" in card
 
-    fetched = run(FETCH, address, tmp_path / "two")
-    assert fetched.returncode == 0, fetched.stderr
-    assert fetched.stdout.splitlines()[1] == pushed.stdout.splitlines()[1]
-
     weights = next(name for name in handler.files if name.endswith(".safetensors"))
     content = handler.files[weights]
     handler.files[weights] = content[:-1] + bytes([content[-1] ^ 1])
-    damaged = run(FETCH, address, tmp_path / "three")
-    assert damaged.returncode == 1
-    assert "cbml.errors.DamagedFile" in damaged.stderr.splitlines()[-1]
+    damaged, unknown, wrong = run(FAIL, address, tmp_path / "two").stdout.splitlines()
+    assert damaged.startswith("DamagedFile ")
+    assert unknown.startswith("ConnectionError some/thing: cannot be fetched on the hub")
+    assert wrong.startswith("BadData a b/c/d: cannot be fetched on the hub")
 
 
-def test_an_unknown_repository_and_no_network_are_one_line(
+TIMM = """
+import cbml, timm, torch
+name = "test_resnet.r160_in1k"
+model = cbml.Embedder("timm:" + name, dim=4)
+print(model.provenance)
+expected = timm.create_model(name, pretrained=True, num_classes=0).state_dict()
+assert all(torch.equal(model.backbone.network.state_dict()[k], v) for k, v in expected.items())
+
+from huggingface_hub import hf_hub_download
+from pathlib import Path
+blob = Path(hf_hub_download("timm/" + name, "model.safetensors")).resolve()
+content = bytearray(blob.read_bytes())
+content[-1] ^= 1
+blob.write_bytes(content)
+try:
+    cbml.Embedder("timm:" + name, dim=4)
+except ValueError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_timms_weights_are_downloaded_and_their_hash_is_checked(
     hub: tuple[type[Hub], str], tmp_path: Path
 ) -> None:
-    _, address = hub
-    unknown = run("import cbml; cbml.from_hub('some/thing')", address, tmp_path)
-    last = unknown.stderr.splitlines()[-1]
-    assert last.startswith("ConnectionError: some/thing: cannot be fetched on the hub")
-    wrong = run("import cbml; cbml.from_hub('a b/c/d')", address, tmp_path)
-    assert wrong.stderr.splitlines()[-1].startswith("cbml.errors.BadData: a b/c/d: cannot be")
+    handler, address = hub
+    network = timm.create_model("test_resnet")
+    handler.files["model.safetensors"] = safetensors.torch.save(network.state_dict())
+    digest = hashlib.sha256(handler.files["model.safetensors"]).hexdigest()
+    done = run(TIMM, address, tmp_path)
+    assert done.returncode == 0, done.stderr
+    provenance, damaged = done.stdout.splitlines()
+    assert provenance == (
+        f"imagenet: timm/test_resnet.r160_in1k, sha256 {digest[:16]}, "
+        "into timm:test_resnet.r160_in1k"
+    )
+    assert damaged.startswith("DamagedFile ")
+    assert "not what the hub announced" in damaged
