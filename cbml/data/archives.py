@@ -141,8 +141,10 @@ def _unpack_tar(archive: Path, folder: Path, meter: _Meter) -> None:
 def _unpack_zip(archive: Path, folder: Path, meter: _Meter) -> None:
     _check_directory(archive)
     with zipfile.ZipFile(archive) as opened:
-        for member in opened.infolist():
-            meter.entry()
+        members = opened.infolist()
+        if len(members) > meter.limits.entries:  # known before anything is written
+            raise BadData(f"{archive}: more than {meter.limits.entries:,} entries; not unpacked")
+        for member in members:
             place = _place(archive, folder, member.filename)
             mode = member.external_attr >> 16
             if member.is_dir():

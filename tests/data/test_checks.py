@@ -1,0 +1,104 @@
+"""`check` tells what is there and what is wrong; the contact sheet shows it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cbml.data import datasets
+from cbml.data.checks import check, load, recognise
+from cbml.data.images import ImageSet, Splits
+from cbml.data.sheet import contact_sheet
+from cbml.errors import BadData
+from tests.data import layouts
+from tests.data.pictures import picture_set, save_picture
+
+
+def test_every_layout_is_recognised(tmp_path: Path) -> None:
+    few = dict.fromkeys(layouts.CUB_CLASSES, 1)
+    cases = {
+        layouts.cub_official(tmp_path / "birds", few): "cub",
+        layouts.cars_single(tmp_path / "one", [1] * 196): "cars",
+        layouts.cars_devkit(tmp_path / "two", [1] * 196): "cars",
+        layouts.car_folders(tmp_path / "three", [1] * 196, above=("train", "test")): "cars",
+        layouts.inshop_official(tmp_path / "shop", parts=[("train", 4, 0, 2)]): "inshop",
+        layouts.imagenet_mini(tmp_path / "net"): "imagenet",
+    }
+    (tmp_path / "products").mkdir()
+    (tmp_path / "products" / "Ebay_train.txt").touch()
+    cases[tmp_path / "products"] = "sop"
+    layouts.touch([tmp_path / "copy" / "images" / "001.Black_footed_Albatross" / "1.jpg"])
+    cases[tmp_path / "copy"] = "cub"
+    picture_set(tmp_path / "own", classes=2, each=1)
+    cases[tmp_path / "own"] = "folder"
+    cases[tmp_path / "list.csv"] = "table"
+    cases[Path("emoji")] = "emoji"
+    assert {path: recognise(path) for path in cases} == cases
+    assert set(cases.values()) == set(datasets.DATASETS)
+
+
+def test_a_report_of_a_troubled_folder(tmp_path: Path) -> None:
+    for split, classes in [("train", "abc"), ("test", "de")]:
+        for name in classes:
+            for number in range(1 + ord(name) - ord("a")):
+                save_picture(tmp_path / split / name / f"{number}.png", ord(name) * 10 + number)
+    (tmp_path / "train" / "b" / "0.png").write_bytes(b"no picture")
+    original = (tmp_path / "train" / "c" / "0.png").read_bytes()
+    (tmp_path / "train" / "c" / "again.png").write_bytes(original)
+    leaked = (tmp_path / "train" / "c" / "1.png").read_bytes()
+    (tmp_path / "test" / "d" / "leak.png").write_bytes(leaked)
+    with pytest.warns(UserWarning, match="both in train and in test"):
+        splits = load(tmp_path)
+    calls: list[tuple[int, int]] = []
+    report = check(splits, progress=lambda *call: calls.append(call))
+    assert report.recognised == "folder"
+    assert [Path(path).name for path, _ in report.bad] == ["0.png"]
+    assert "not a picture" in report.bad[0][1]
+    assert len(report.duplicates) == 2
+    assert [sorted(Path(path).name for path in group) for group in report.across] == [
+        ["1.png", "leak.png"]
+    ]
+    assert report.class_sizes["test"] == {"smallest": 5, "median": 5.0, "largest": 5}
+    assert calls[-1] == (17, 17)
+    json.dumps(report.as_dict())
+
+
+def test_names_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="birds: no such set; known are cub"):
+        load(tmp_path, "birds")
+    with pytest.raises(BadData, match="no such folder"):
+        load(tmp_path / "missing")
+
+
+def test_a_sheet_shows_pictures_of_each_split(tmp_path: Path) -> None:
+    for split, colour in [("train", (250, 0, 0)), ("test", (0, 0, 250))]:
+        for name in "abcdefghi":
+            folder = tmp_path / "set" / split / (f"{split}-{name}-with_a_rather long name " * 3)
+            folder.mkdir(parents=True)
+            for number in range(10):
+                Image.new("RGB", (30 + number, 20), colour).save(folder / f"{number}.png")
+            (folder / "0.png").write_bytes(b"broken")
+    with pytest.warns(UserWarning, match="both"):
+        splits = datasets.folder(tmp_path / "set", validation=0)
+    contact_sheet(splits, tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        pixels = np.asarray(sheet.convert("RGB")).astype(int)
+    half = pixels.shape[0] // 2
+    red, blue = ((pixels == colour).all(axis=2) for colour in [(250, 0, 0), (0, 0, 250)])
+    assert red[:half].sum() > 50_000
+    assert blue[half:].sum() > 50_000
+    assert not blue[:half].any()
+    assert not red[half:].any()
+
+
+def test_a_sheet_without_labels_and_with_odd_shapes(tmp_path: Path) -> None:
+    shapes = [(1, 1), (400, 1), (1, 400), (30, 30)]
+    paths = []
+    for number, shape in enumerate(shapes):
+        paths.append(tmp_path / f"{number}.png")
+        Image.new("RGB", shape, (0, 99, 0)).save(paths[-1])
+    contact_sheet(Splits(ImageSet(tuple(paths)), ImageSet(())), tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.height < 300
