@@ -233,8 +233,8 @@ class _Work:
         # The exponent as a polynomial of s - m_N, which is what the tile holds now.
         base = slope * mean + (constant + self._log_delta(1))  # (T, 1)
         negligible = _NEGLIGIBLE[similarity.dtype]
-        if quadratic:
-            base += quadratic * mean.square()
+        if quadratic or slope < 0.0:
+            base = base + quadratic * mean.square()
             self.push_slope = 2.0 * quadratic * mean + slope  # (T, 1)
             torch.add(self.push_slope, similarity, alpha=quadratic, out=spare)
             spare.mul_(similarity).add_(base)

@@ -86,7 +86,14 @@ def make_setting(chance: random.Random) -> Setting:
         )
         phi_p, phi_n = literal.linear(*numbers)
     else:
-        numbers = chance.choice([(0.6, 0.25, 0.1, 0.2), (0.5, 0.2, 0.2, 0.3), (0.7, 0.3, 0.1, 0.3)])
+        numbers = chance.choice(
+            [
+                (0.6, 0.25, 0.1, 0.2),
+                (0.5, 0.2, 0.2, 0.3),
+                (0.7, 0.3, 0.1, 0.3),
+                (0.2, 0.3, 0.6, 0.3),
+            ]
+        )
         ratio = QuadraticRatio(
             positive_mean=numbers[0],
             positive_std=numbers[1],
