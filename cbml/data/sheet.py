@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from cbml.data.decode import BadPicture, read_picture
 from cbml.data.images import ImageSet, Splits
@@ -107,6 +107,6 @@ def _thumbnail(path: Path) -> Image.Image:
     short = min(picture.size)
     box = [(length - min(length, 2 * short)) // 2 for length in picture.size]
     part = picture.crop((box[0], box[1], picture.width - box[0], picture.height - box[1]))
-    part.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    part = ImageOps.contain(part, (_SIDE, _SIDE), Image.Resampling.LANCZOS)
     tile.paste(part, ((_SIDE - part.width) // 2, (_SIDE - part.height) // 2))
     return tile
