@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cbml.models import export_onnx as export_onnx
     from cbml.models import from_hub as from_hub
     from cbml.models import push_to_hub as push_to_hub
+    from cbml.training import fit as fit
 
 _HOME = {
     "CBMLLoss": "cbml.losses",
@@ -45,6 +46,7 @@ _HOME = {
     "QuadraticRatio": "cbml.losses",
     "Scores": "cbml.evaluation",
     "datasets": "cbml.data",
+    "fit": "cbml.training",
     "evaluate": "cbml.evaluation",
 }
 

@@ -19,7 +19,7 @@ from cbml.errors import BadData, DamagedFile
 
 __all__ = ["VERBS", "main"]
 
-VERBS: tuple[str, ...] = ("data", "export")
+VERBS: tuple[str, ...] = ("data", "evaluate", "export", "train")
 
 
 def main(arguments: list[str] | None = None) -> None:

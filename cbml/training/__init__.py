@@ -4,7 +4,9 @@ from cbml.training.guards import BadNumbers
 from cbml.training.interrupts import Interrupted
 from cbml.training.loop import Fitted, fit
 from cbml.training.progress import Bar, Lines, Listener, Silence, StepReport, best_listener
+from cbml.training.recipe import Recipe, recipe_of, with_overrides
 from cbml.training.runs import Run, read_metrics, read_record
+from cbml.training.session import Outcome, evaluate_split, note_test_look, train_run
 from cbml.training.settings import Settings
 from cbml.training.team import Team, joined_team
 
@@ -15,14 +17,21 @@ __all__ = [
     "Interrupted",
     "Lines",
     "Listener",
+    "Outcome",
+    "Recipe",
     "Run",
     "Settings",
     "Silence",
     "StepReport",
     "Team",
     "best_listener",
+    "evaluate_split",
     "fit",
     "joined_team",
+    "note_test_look",
     "read_metrics",
     "read_record",
+    "recipe_of",
+    "train_run",
+    "with_overrides",
 ]

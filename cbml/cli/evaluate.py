@@ -1,0 +1,82 @@
+"""`cbml evaluate`: the scores of a trained model."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from cbml.training import Recipe
+
+__all__ = ["verb"]
+
+Split = Literal["train", "validation", "test", "all"]
+
+
+def verb(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a saved model's.")],
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="DATA", help="Other pictures than those of the run."),
+    ] = None,
+    split: Annotated[
+        Split | None,
+        typer.Option(help="Which pictures; validation, or all of DATA.", show_default=False),
+    ] = None,
+    test: Annotated[
+        bool, typer.Option("--test", help="The test pictures; the run's record counts it.")
+    ] = False,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Accept a set that is not whole.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+) -> None:
+    """Score a model: Recall@K, MAP@R, R-precision, NMI and AMI.
+
+    Scores are fractions. Without --test only pictures of training classes are looked at; every
+    look at test pictures is counted in the run's run.json.
+
+    \b
+    Examples:
+      cbml evaluate runs/emoji --test
+      cbml evaluate runs/emoji my-pictures/ --json
+    """
+    if test and split not in (None, "test"):
+        raise typer.BadParameter(f"--test and --split {split} are two things: choose one")
+    from cbml.evaluation import evaluate
+    from cbml.models import Embedder
+    from cbml.training import evaluate_split, note_test_look
+    from cbml.training.assembly import load_splits
+
+    inner = run / "model"
+    model = Embedder.load(inner if inner.is_dir() else run)
+    recipe = _recipe(run, data, allow_partial)
+    chosen: str = "test" if test else split or ("validation" if data is None else "all")
+    splits = load_splits(recipe)
+    print(f"scoring {chosen} pictures of {recipe.data}", file=sys.stderr)
+    scores = evaluate_split(model, splits, chosen, evaluate)
+    if data is None and chosen in ("test", "all"):
+        note_test_look(run, scores)
+    if as_json:
+        facts = {"run": str(run), "data": recipe.data, "split": chosen, "scores": scores}
+        print(json.dumps(facts))
+        return
+    for name, value in scores.items():
+        print(f"{name:<12} {value:.4f}")
+
+
+def _recipe(run: Path, data: str | None, allow_partial: bool) -> "Recipe":
+    import dataclasses
+
+    from cbml.errors import BadData
+    from cbml.training import Recipe, read_record, recipe_of
+
+    if data is not None:
+        # Validation and test classes are cut as a run over these pictures would cut them.
+        return Recipe(data=data, allow_partial=allow_partial)
+    if not (run / "run.json").exists():
+        raise BadData(f"{run}: a model without a run; say which pictures: cbml evaluate {run} DATA")
+    recipe = recipe_of(read_record(run).get("recipe", {}))
+    return dataclasses.replace(recipe, allow_partial=allow_partial or recipe.allow_partial)

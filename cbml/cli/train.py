@@ -1,0 +1,187 @@
+"""`cbml train`: a model from pictures."""
+
+import inspect
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbml.training import Recipe
+
+__all__ = ["verb"]
+
+_RATIO = "ratio."
+
+
+def verb(
+    data: Annotated[
+        str | None,
+        typer.Argument(help="A folder, an archive, a table, or the word emoji.", metavar="DATA"),
+    ] = None,
+    loss: Annotated[str | None, typer.Option(help="A name in cbml.LOSSES.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="A name in cbml.BACKBONES.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,
+    crop: Annotated[int | None, typer.Option(help="Side of the square the network sees.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/DATA-LOSS-SEED.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, as often as you like.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder.", metavar="RUN")
+    ] = None,
+    test: Annotated[
+        bool, typer.Option("--test", help="Score the test classes at the end; recorded.")
+    ] = False,
+    processes: Annotated[
+        int, typer.Option(help="Processes on this machine that share each batch.")
+    ] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a model, choose it on held-out classes, and keep all that is needed to go on.
+
+    The run's folder holds run.json, metrics.jsonl, checkpoints/, model/ and report.html. Ctrl-C is
+    safe: the last line says how to go on.
+
+    \b
+    Examples:
+      cbml train emoji --crop 96 --steps 120 --out runs/emoji --test
+      cbml train my-pictures/ --loss proxy_anchor --set learning_rate=3e-5 --json
+      cbml train --resume runs/emoji
+    """
+    recipe, folder = _planned(data, resume, out, overrides or [], locals())
+    if processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        from cbml.training.processes import run_processes
+
+        raise typer.Exit(run_processes(processes, sys.argv[1:], _again(folder)))
+    from cbml.evaluation import evaluate
+    from cbml.training import Interrupted, best_listener, joined_team, train_run
+
+    # A process that torchrun starts again goes on where the lost one stood.
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    with joined_team() as team:
+        try:
+            outcome = train_run(
+                recipe,
+                folder,
+                make_loss=_make_loss,
+                evaluate=evaluate,
+                resume=resume is not None or (restarted and (folder / "run.json").exists()),
+                test=test,
+                team=team,
+                listener=best_listener(),
+            )
+        except Interrupted as stop:
+            if team.leads:
+                print(f"{stop}; go on with:  {_again(folder)}", file=sys.stderr)
+            raise typer.Exit(stop.exit_code) from None
+        if team.leads:
+            _print_outcome(folder, outcome.fitted, outcome.test, as_json)
+
+
+def _again(folder: Path) -> str:
+    return f"cbml train --resume {folder}"
+
+
+def _planned(
+    data: str | None,
+    resume: Path | None,
+    out: Path | None,
+    overrides: list[str],
+    options: dict[str, Any],
+) -> tuple["Recipe", Path]:
+    from cbml.errors import BadData
+    from cbml.training.recipe import Recipe, recipe_of, with_overrides
+    from cbml.training.runs import read_record
+
+    named = [f"{key}={options[key]}" for key in ("loss", "backbone", "crop", "seed", "steps")]
+    words = [word for word in named if not word.endswith("=None")] + overrides
+    if (data is None) == (resume is None):
+        raise typer.BadParameter("give either DATA or --resume RUN")
+    try:
+        if resume is not None:
+            start = recipe_of(read_record(resume).get("recipe", {}))
+        else:
+            start = Recipe(data=str(data))
+        recipe = with_overrides(start, words)
+        _make_loss(recipe, 2)
+    except (BadData, TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+    if resume is not None:
+        return recipe, resume
+    name = f"{Path(str(data)).stem}-{recipe.loss}-{recipe.seed}"
+    return recipe, out or Path("runs") / name
+
+
+def _make_loss(recipe: "Recipe", classes: int) -> "nn.Module":
+    """The loss of a recipe; what only the pictures and the model can tell is filled in."""
+    import difflib
+
+    from cbml.losses import LOSSES
+
+    if recipe.loss not in LOSSES:
+        near = difflib.get_close_matches(recipe.loss, LOSSES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(LOSSES))}"
+        raise ValueError(f"loss {recipe.loss!r}: no such loss; {hint}")
+    kind = LOSSES[recipe.loss]
+    known = inspect.signature(kind).parameters
+    given: dict[str, Any] = {"num_classes": classes, "embedding_size": recipe.dim}
+    options = {name: value for name, value in given.items() if name in known}
+    if "seed" in known:
+        options["seed"] = recipe.seed
+    if "ratio" in known:
+        options["ratio"] = _ratio(recipe.loss_options)
+    for name, value in recipe.loss_options.items():
+        if name == "ratio" or name.startswith(_RATIO):
+            if "ratio" not in known:
+                raise ValueError(f"loss.{name}: {recipe.loss} has no such option")
+            continue
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean 'loss.{near[0]}'?" if near else f"known: {', '.join(known)}"
+            raise ValueError(f"loss.{name}: {recipe.loss} has no such option; {hint}")
+        options[name] = value
+    return kind(**options)
+
+
+def _ratio(options: Any) -> Any:
+    """The likelihood ratio: a named one, with single numbers replaced."""
+    import dataclasses
+
+    from cbml.losses import FINE_GRAINED, PRODUCTS
+
+    named = {"fine_grained": FINE_GRAINED, "products": PRODUCTS}
+    name = options.get("ratio", "products")
+    if name not in named:
+        raise ValueError(f"loss.ratio={name}: use one of {', '.join(named)}")
+    changes = {
+        key.removeprefix(_RATIO): value for key, value in options.items() if key.startswith(_RATIO)
+    }
+    return dataclasses.replace(named[name], **changes)
+
+
+def _print_outcome(folder: Path, fitted: Any, test: Any, as_json: bool) -> None:
+    facts = {
+        "run": str(folder),
+        "steps": fitted.steps,
+        "best_step": fitted.best_step,
+        "validation": fitted.best_score,
+        "stopped_early": fitted.stopped_early,
+        "rates": fitted.rates,
+        "test": test,
+    }
+    if as_json:
+        print(json.dumps(facts))
+        return
+    print(f"{folder}: {fitted.steps} steps")
+    if fitted.best_score is not None:
+        print(f"  validation {fitted.best_score:.4f} after step {fitted.best_step}: kept in model/")
+    for name, value in (test or {}).items():
+        print(f"  test {name:<12} {value:.4f}")
+    print(f"  score it:  cbml evaluate {folder}")

@@ -1,0 +1,199 @@
+"""From a recipe to the parts of a run: pictures, model, batches, scores."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cbml.data import (
+    Batches,
+    ClassBalancedSampler,
+    ImageSet,
+    PackedImages,
+    Splits,
+    TrainTransform,
+    datasets,
+    pack,
+    short_side,
+)
+from cbml.data.cache import cache_folder
+from cbml.data.checks import recognise
+from cbml.errors import BadData
+from cbml.models import Embedder, Execution, embed, embed_across, find_backbone
+from cbml.training.recipe import Recipe
+from cbml.training.team import Team
+
+__all__ = [
+    "Evaluate",
+    "Scored",
+    "Shelf",
+    "build_batches",
+    "build_execution",
+    "build_model",
+    "flat_scores",
+    "load_splits",
+]
+
+Rows = NDArray[np.float32]
+
+
+class Scored(Protocol):
+    """What an evaluation gives, as far as training cares."""
+
+    @property
+    def recall(self) -> Mapping[int, float]:
+        """Recall@K by K."""
+
+    @property
+    def first_hits(self) -> NDArray[np.int64]:
+        """Rank of each query's nearest positive, 0 for none."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All scores and counts by name."""
+
+
+Evaluate = Callable[..., Scored]
+
+
+def flat_scores(scores: Scored) -> dict[str, float]:
+    """Every score by a name of its own, such as "recall@1"; those not computed are left out.
+
+    Args:
+        scores: of an evaluation.
+    """
+    flat = {f"recall@{k}": float(share) for k, share in scores.recall.items()}
+    plain = scores.as_dict()
+    for name in ("map_at_r", "r_precision", "nmi", "ami"):
+        if plain.get(name) is not None:
+            flat[name] = float(plain[name])
+    return flat
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A set of pictures, decoded once, that can be embedded and shown.
+
+    Args:
+        images: the readable pictures of the set.
+        packed: their pixels.
+        numbers: of the readable pictures within `packed`. (N,)
+        bad: path and reason of each picture that cannot be read.
+    """
+
+    images: ImageSet
+    packed: PackedImages
+    numbers: tuple[int, ...]
+    bad: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, images: ImageSet, crop: int) -> "Shelf":
+        """Pack a set in the cache folder, or find it there.
+
+        Args:
+            images: the pictures.
+            crop: side of the square that the network sees.
+        """
+        packed = pack(images.paths, cache_folder() / "packed", short_side=short_side(crop))
+        numbers = tuple(n for n in range(len(images)) if n not in packed.reasons)
+        bad = tuple((str(images.paths[n]), why) for n, why in sorted(packed.reasons.items()))
+        kept = images if len(numbers) == len(images) else images.subset(numbers)
+        return cls(kept, packed, numbers, bad)
+
+    def embedded(self, model: Embedder, team: Team | None = None) -> Rows:
+        """Unit vectors of all readable pictures, (N, D).
+
+        Args:
+            model: whose crop is the one that was packed for.
+            team: shares the work; each process gets all rows.
+        """
+        length = model.preprocessing.resize
+
+        def load(number: int) -> torch.Tensor:
+            return self.packed.sized(number, length)
+
+        if team is None or team.group is None:
+            return embed(model, self.numbers, load=load, progress=False)
+        return embed_across(model, self.numbers, team.group, load=load)
+
+
+def load_splits(recipe: Recipe) -> Splits:
+    """The pictures of a recipe, with its share of validation classes held out.
+
+    Args:
+        recipe: names the set.
+    """
+    name = recognise(recipe.data)
+    if name in ("folder", "table"):
+        splits = datasets.DATASETS[name](
+            recipe.data, validation=recipe.validation, seed=recipe.seed
+        )
+    else:
+        root = None if name == "emoji" and recipe.data == "emoji" else recipe.data
+        splits = datasets.DATASETS[name](
+            root,
+            validation=recipe.validation,
+            seed=recipe.seed,
+            allow_partial=recipe.allow_partial,
+        )
+    if not len(splits.train):
+        raise BadData(f"{recipe.data}: no pictures to train on")
+    return splits
+
+
+def build_model(recipe: Recipe) -> Embedder:
+    """The untrained model of a recipe, on the GPU where there is one.
+
+    Args:
+        recipe: names backbone, size and weights.
+    """
+    model = Embedder(
+        recipe.backbone,
+        dim=recipe.dim,
+        pooling=recipe.pooling,
+        batch_norm=recipe.batch_norm,
+        weights=recipe.weights,
+        preprocessing=find_backbone(recipe.backbone).preprocessing.with_crop(recipe.crop),
+        seed=recipe.seed,
+    )
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def build_execution(recipe: Recipe, model: Embedder) -> Execution:
+    """How a recipe's model is run.
+
+    Args:
+        recipe: names precision and compilation.
+        model: on its device.
+    """
+    default = Execution.default(next(model.parameters()).device)
+    chosen = default.precision if recipe.precision == "default" else recipe.precision
+    return Execution(channels_last=default.channels_last, precision=chosen, compile=recipe.compile)
+
+
+def build_batches(recipe: Recipe, images: ImageSet, team: Team) -> Batches:
+    """The batches of this process.
+
+    Args:
+        recipe: names sizes and seed.
+        images: what to learn from.
+        team: the processes.
+    """
+    sampler = ClassBalancedSampler(
+        images.known_labels,
+        classes_per_batch=recipe.classes_per_batch,
+        pictures_per_class=recipe.pictures_per_class,
+        seed=recipe.seed,
+        rank=team.rank,
+        world_size=team.size,
+    )
+    return Batches(
+        images,
+        sampler,
+        transform=TrainTransform(crop=recipe.crop),
+        source=pack(images.paths, cache_folder() / "packed", short_side=short_side(recipe.crop)),
+        workers=recipe.workers,
+        bad_limit=recipe.bad_limit,
+    )

@@ -1,0 +1,153 @@
+"""A whole run from a recipe: train, choose by validation, and, only if asked, look at the test."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from cbml.data import ImageSet, Splits
+from cbml.errors import BadData
+from cbml.files import write_json
+from cbml.models import Embedder
+from cbml.training.assembly import (
+    Evaluate,
+    Shelf,
+    build_batches,
+    build_execution,
+    build_model,
+    flat_scores,
+    load_splits,
+)
+from cbml.training.loop import Fitted, fit
+from cbml.training.progress import Listener
+from cbml.training.recipe import Recipe
+from cbml.training.runs import Run, read_record
+from cbml.training.team import Team
+
+__all__ = ["Outcome", "evaluate_split", "note_test_look", "train_run"]
+
+MakeLoss = Callable[[Recipe, int], nn.Module]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave.
+
+    Args:
+        fitted: of the loop.
+        model: the trained one.
+        splits: the pictures.
+        test: scores on the test classes; None if they were not looked at.
+    """
+
+    fitted: Fitted
+    model: Embedder
+    splits: Splits
+    test: Mapping[str, float] | None
+
+
+def train_run(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    make_loss: MakeLoss,
+    evaluate: Evaluate,
+    resume: bool = False,
+    test: bool = False,
+    team: Team | None = None,
+    listener: Listener | None = None,
+) -> Outcome:
+    """Do what a recipe says, with all records in one folder.
+
+    Args:
+        recipe: every choice.
+        folder: of the run.
+        make_loss: gives the loss of a recipe for a number of classes.
+        evaluate: embeddings and labels in, scores out, as `cbml.evaluate`.
+        resume: go on from the newest checkpoint.
+        test: look at the test classes when all is done; the record counts it.
+        team: the processes that train together.
+        listener: hears of every step.
+    """
+    team = team or Team()
+    splits = load_splits(recipe)
+    model = build_model(recipe)
+    loss = make_loss(recipe, len(splits.train.class_names))
+    held = Shelf.of(splits.validation, recipe.crop) if len(splits.validation) else None
+
+    def validate(candidate: Embedder) -> Mapping[str, float]:
+        assert held is not None
+        rows = held.embedded(candidate, team)
+        return flat_scores(evaluate(rows, held.images.known_labels, clustering=False))
+
+    fitted = fit(
+        model,
+        loss,
+        build_batches(recipe, splits.train, team),
+        settings=recipe.settings,
+        validate=validate if held is not None else None,
+        run=Run(folder, {"recipe": recipe.as_dict(), "data": splits.record}, resume),
+        execution=build_execution(recipe, model),
+        team=team,
+        listener=listener,
+    )
+    model.eval()
+    scores = evaluate_split(model, splits, "test", evaluate, team) if test else None
+    if scores is not None and team.leads:
+        note_test_look(folder, scores)
+    return Outcome(fitted, model, splits, scores)
+
+
+def evaluate_split(
+    model: Embedder, splits: Splits, split: str, evaluate: Evaluate, team: Team | None = None
+) -> dict[str, float]:
+    """Scores of a model on one split; "test" searches the gallery where there is one.
+
+    Args:
+        model: in evaluation mode.
+        splits: the pictures.
+        split: "train", "validation", "test", or "all" for every picture.
+        evaluate: as `cbml.evaluate`.
+        team: the processes that share the work.
+    """
+    crop = model.preprocessing.crop
+    if split == "test" and splits.query is not None and splits.gallery is not None:
+        query, gallery = Shelf.of(splits.query, crop), Shelf.of(splits.gallery, crop)
+        names = [np.array(shelf.images.class_names) for shelf in (query, gallery)]
+        scores = evaluate(
+            query.embedded(model, team),
+            names[0][query.images.known_labels],
+            gallery_embeddings=gallery.embedded(model, team),
+            gallery_labels=names[1][gallery.images.known_labels],
+        )
+        return flat_scores(scores)
+    shelf = Shelf.of(_pictures(splits, split), crop)
+    return flat_scores(evaluate(shelf.embedded(model, team), shelf.images.known_labels))
+
+
+def note_test_look(folder: Path, scores: Mapping[str, float]) -> None:
+    """Write into run.json that the test classes were looked at, and what was seen.
+
+    Args:
+        folder: of the run.
+        scores: by name.
+    """
+    record: dict[str, Any] = read_record(folder)
+    record["test_looks"] = int(record.get("test_looks", 0)) + 1
+    record["test"] = dict(scores)
+    write_json(folder / "run.json", record)
+
+
+def _pictures(splits: Splits, split: str) -> ImageSet:
+    parts = {name: images for name, images in splits.parts().items() if len(images)}
+    if split == "all":
+        whole, *rest = parts.values()
+        for images in rest:
+            whole = whole.joined(images)
+        return whole
+    if split not in parts:
+        raise BadData(f"{splits.record.get('root')}: has no {split} pictures; has {sorted(parts)}")
+    return parts[split]
