@@ -19,7 +19,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @verb.command(name="check")
-def check_pictures(
+def _check(
     path: Annotated[
         str,
         typer.Argument(
@@ -69,7 +69,7 @@ def check_pictures(
 
 
 @verb.command(name="list")
-def list_sets(as_json: AsJson = False) -> None:
+def _list(as_json: AsJson = False) -> None:
     """List the sets known by name, what they must hold, and where they come from.
 
     \b
@@ -105,7 +105,7 @@ def list_sets(as_json: AsJson = False) -> None:
 
 
 @verb.command(name="get")
-def get_set(
+def _get(
     name: Annotated[str, typer.Argument(help="cub, cars or sop.", show_default=False)],
     folder: Annotated[
         Path | None,

@@ -16,7 +16,7 @@ from cbml.data.pictures import BadPictures, FilePictures, PictureSource
 from cbml.data.transforms import Normalisation, TestTransform, TrainTransform, short_side
 from cbml.errors import BadData
 
-__all__ = ["Batch", "BatchOrder", "Batches"]
+__all__ = ["Batch", "Batches"]
 
 
 class Batch(NamedTuple):

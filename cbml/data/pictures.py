@@ -14,7 +14,7 @@ from cbml.data.transforms import resized_short_side
 from cbml.errors import BadData
 from cbml.files import replaced_file
 
-__all__ = ["BadPictures", "FilePictures", "PictureSource"]
+__all__ = ["BadPictures", "FilePictures"]
 
 
 class PictureSource(Protocol):

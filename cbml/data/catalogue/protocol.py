@@ -50,7 +50,7 @@ class Found:
     splits: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
-    _present: dict[str, set[str]] = field(default_factory=dict, repr=False)
+    _present: dict[str, set[str]] = field(default_factory=dict, init=False, repr=False)
 
     def add(self, path: Path, name: str, split: str) -> None:
         """Add a picture that a list names, or note that its file is missing.
