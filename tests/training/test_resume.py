@@ -154,7 +154,7 @@ def test_other_settings_are_refused(
 ) -> None:
     run = cut(unbroken[0], tmp_path / "run", 5)
     settings = Settings(**(every_step().as_dict() | change))
-    with pytest.raises(BadData, match=f"{next(iter(change))} was .* not the same run"):
+    with pytest.raises(BadData, match=rf"{next(iter(change))} was .* not the same run"):
         run_small(images, run, settings, resume=True)
 
 
@@ -162,7 +162,7 @@ def test_other_pictures_are_refused(
     images: ImageSet, unbroken: tuple[Path, dict[str, Tensor]], tmp_path: Path
 ) -> None:
     run = cut(unbroken[0], tmp_path / "run", 5)
-    with pytest.raises(BadData, match="labels was .* the batches would differ"):
+    with pytest.raises(BadData, match=r"labels was .* the batches would differ"):
         run_small(images.subset(range(40)), run, every_step(), resume=True)
 
 

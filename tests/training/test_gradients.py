@@ -1,0 +1,167 @@
+"""Chunks and several processes give the gradient of the whole batch."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cbml.errors import BadData
+from cbml.losses import LOSSES
+from cbml.training import Settings, Team
+from cbml.training.gradients import accumulate_gradients, check_chunks
+from tests.training.small import CLASSES, bayes_loss, embedder, pictures, run_small
+
+ROOT = Path(__file__).parents[2]
+PICTURES = 12
+
+
+class Dropped(nn.Module):
+    """A network whose output is random: both passes must draw the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = embedder("frozen_statistics")
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return nn.functional.normalize(self.drop(self.inner(batch)), dim=1)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(PICTURES, 3, 16, 16, generator=generator), torch.arange(PICTURES) // 3
+
+
+def losses(name: str) -> nn.Module:
+    if name == "cbml":
+        return bayes_loss()
+    return LOSSES[name](num_classes=CLASSES, embedding_size=8)
+
+
+def gradients(
+    model: nn.Module, loss: nn.Module, chunk_size: int | None, team: Team | None = None
+) -> tuple[float, dict[str, Tensor]]:
+    team, (pixels, labels) = team or Team(), batch()
+    torch.manual_seed(7)
+    result = accumulate_gradients(
+        model,
+        loss,
+        team.own_rows(pixels),
+        team.own_rows(labels),
+        parameters=list(model.parameters()),
+        team=team,
+        chunk_size=chunk_size,
+    )
+    named = [*model.named_parameters(), *loss.named_parameters("loss")]
+    assert len(result.embeddings) == PICTURES
+    return result.loss, {name: p.grad for name, p in named if p.grad is not None}
+
+
+def plain(model: nn.Module, loss: nn.Module) -> tuple[float, dict[str, Tensor]]:
+    """What everybody writes: the oracle of this file."""
+    pixels, labels = batch()
+    torch.manual_seed(7)
+    value = loss(model(pixels), labels)
+    value.backward()
+    named = [*model.named_parameters(), *loss.named_parameters("loss")]
+    return float(value.detach()), {name: p.grad for name, p in named if p.grad is not None}
+
+
+def loss_tolerance(value: float) -> float:
+    """1e-6, of the value where it is above one: at 17 one float32 digit is 1.9e-6."""
+    return 1e-6 * max(1.0, abs(value))
+
+
+def assert_close(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float) -> None:
+    assert first.keys() == second.keys()
+    largest = max(float(gradient.abs().max()) for gradient in first.values())
+    assert largest > 1e-3, "a gradient of nothing proves nothing"
+    for name in first:
+        assert float((first[name] - second[name]).abs().max()) <= tolerance * largest, name
+
+
+@pytest.mark.parametrize("name", ["cbml", "proxy_anchor"])
+@pytest.mark.parametrize("chunk_size", [None, 1, 4, 5, PICTURES])
+def test_chunks_give_the_gradient_of_the_batch(name: str, chunk_size: int | None) -> None:
+    value, expected = plain(embedder("frozen_statistics"), losses(name))
+    got, found = gradients(embedder("frozen_statistics"), losses(name), chunk_size)
+    assert abs(got - value) <= loss_tolerance(value)
+    assert_close(expected, found, 1e-5)
+
+
+def test_dropout_is_the_same_in_both_passes() -> None:
+    torch.manual_seed(0)
+    model = Dropped()
+    pixels, labels = batch()
+    torch.manual_seed(7)
+    rows = torch.cat([model(chunk) for chunk in torch.split(pixels, 4)])  # one graph, same draws
+    bayes_loss()(rows, labels).backward()
+    expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    found = gradients(model, bayes_loss(), 4)[1]
+    assert_close(expected, found, 1e-5)
+
+
+def test_chunks_are_refused_where_batch_norm_would_see_them() -> None:
+    with pytest.raises(BadData, match="frozen_statistics"):
+        check_chunks(embedder("trained"))
+    check_chunks(embedder("frozen_statistics"))
+
+
+def test_fit_refuses_chunks_with_trained_batch_norm(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="chunk_size"):
+        run_small(pictures(tmp_path), None, Settings(steps=1, chunk_size=4))
+
+
+WORKER = """
+import os, sys, torch
+from torch import distributed
+from cbml.training import Team
+from tests.training.test_gradients import gradients, losses
+from tests.training.small import embedder
+torch.set_num_threads(1)
+distributed.init_process_group("gloo")
+team = Team(distributed.group.WORLD)
+chunk = int(sys.argv[3]) or None
+value, found = gradients(embedder("frozen_statistics"), losses(sys.argv[2]), chunk, team)
+torch.save((value, found), f"{sys.argv[1]}/{team.rank}.pt")
+distributed.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "chunk"), [(1, "cbml", 0), (2, "proxy_anchor", 0), (4, "cbml", 2)]
+)
+def test_processes_compute_the_loss_of_the_global_batch(
+    size: int, name: str, chunk: int, tmp_path: Path
+) -> None:
+    value, expected = plain(embedder("frozen_statistics"), losses(name))
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(tmp_path), name, str(chunk)],
+            env={**os.environ, **address, "RANK": str(rank), "WORLD_SIZE": str(size)},
+            cwd=ROOT,
+        )
+        for rank in range(size)
+    ]
+    try:
+        assert [child.wait(timeout=120) for child in children] == [0] * size
+    finally:
+        for child in children:
+            child.kill()
+    for rank in range(size):
+        got, found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert abs(got - value) <= loss_tolerance(value)
+        assert_close(expected, found, 1e-5)
