@@ -51,7 +51,7 @@ def verb(
 
     \b
     Examples:
-      cbml train emoji --crop 96 --steps 120 --out runs/emoji --test
+      cbml train emoji --out runs/emoji --test
       cbml train my-pictures/ --loss proxy_anchor --set learning_rate=3e-5 --json
       cbml train --resume runs/emoji
     """
@@ -97,7 +97,7 @@ def _planned(
     options: dict[str, Any],
 ) -> tuple["Recipe", Path]:
     from cbml.errors import BadData
-    from cbml.training.recipe import Recipe, recipe_of, with_overrides
+    from cbml.training.recipe import recipe_for, recipe_of, with_overrides
     from cbml.training.runs import read_record
 
     named = [f"{key}={options[key]}" for key in ("loss", "backbone", "crop", "seed", "steps")]
@@ -108,7 +108,7 @@ def _planned(
         if resume is not None:
             start = recipe_of(read_record(resume).get("recipe", {}))
         else:
-            start = Recipe(data=str(data))
+            start = recipe_for(str(data))
         recipe = with_overrides(start, words)
         _make_loss(recipe, 2)
     except (BadData, TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ from cbml.training.guards import BadNumbers
 from cbml.training.interrupts import Interrupted
 from cbml.training.loop import Fitted, fit
 from cbml.training.progress import Bar, Lines, Listener, Silence, StepReport, best_listener
-from cbml.training.recipe import Recipe, recipe_of, with_overrides
+from cbml.training.recipe import Recipe, recipe_for, recipe_of, with_overrides
 from cbml.training.runs import Run, read_metrics, read_record
 from cbml.training.session import Outcome, evaluate_split, note_test_look, train_run
 from cbml.training.settings import Settings
@@ -31,6 +31,7 @@ __all__ = [
     "note_test_look",
     "read_metrics",
     "read_record",
+    "recipe_for",
     "recipe_of",
     "train_run",
     "with_overrides",

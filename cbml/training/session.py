@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from cbml.data import ImageSet, Splits
@@ -73,6 +74,7 @@ def train_run(
         listener: hears of every step.
     """
     team = team or Team()
+    torch.manual_seed(recipe.seed + team.rank)  # dropout has no other source
     splits = load_splits(recipe)
     model = build_model(recipe)
     loss = make_loss(recipe, len(splits.train.class_names))

@@ -1,22 +1,19 @@
 """Chunks and several processes give the gradient of the whole batch."""
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from cbml.errors import BadData
 from cbml.losses import LOSSES
 from cbml.training import Settings, Team
 from cbml.training.gradients import accumulate_gradients, check_chunks
+from tests.training import children
 from tests.training.small import CLASSES, bayes_loss, embedder, pictures, run_small
 
-ROOT = Path(__file__).parents[2]
 PICTURES = 12
 
 
@@ -118,20 +115,15 @@ def test_fit_refuses_chunks_with_trained_batch_norm(tmp_path: Path) -> None:
         run_small(pictures(tmp_path), None, Settings(steps=1, chunk_size=4))
 
 
-WORKER = """
-import os, sys, torch
-from torch import distributed
-from cbml.training import Team
-from tests.training.test_gradients import gradients, losses
-from tests.training.small import embedder
-torch.set_num_threads(1)
-distributed.init_process_group("gloo")
-team = Team(distributed.group.WORLD)
-chunk = int(sys.argv[3]) or None
-value, found = gradients(embedder("frozen_statistics"), losses(sys.argv[2]), chunk, team)
-torch.save((value, found), f"{sys.argv[1]}/{team.rank}.pt")
-distributed.destroy_process_group()
-"""
+def save_gradients(folder: Path, name: str, chunk: int, rank: int, size: int, port: int) -> None:
+    torch.set_num_threads(1)
+    children.join(rank, size, port)
+    team = Team(distributed.group.WORLD)
+    torch.save(
+        gradients(embedder("frozen_statistics"), losses(name), chunk or None, team),
+        folder / f"{rank}.pt",
+    )
+    distributed.destroy_process_group()
 
 
 def free_port() -> int:
@@ -147,20 +139,15 @@ def test_processes_compute_the_loss_of_the_global_batch(
     size: int, name: str, chunk: int, tmp_path: Path
 ) -> None:
     value, expected = plain(embedder("frozen_statistics"), losses(name))
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(tmp_path), name, str(chunk)],
-            env={**os.environ, **address, "RANK": str(rank), "WORLD_SIZE": str(size)},
-            cwd=ROOT,
-        )
+    port = free_port()
+    team = [
+        children.start(save_gradients, tmp_path, name, chunk, rank, size, port)
         for rank in range(size)
     ]
-    try:
-        assert [child.wait(timeout=120) for child in children] == [0] * size
-    finally:
-        for child in children:
-            child.kill()
+    for child in team:
+        child.join(120)
+        child.kill()
+    assert [child.exitcode for child in team] == [0] * size
     for rank in range(size):
         got, found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert abs(got - value) <= loss_tolerance(value)
