@@ -13,12 +13,12 @@ __all__ = ["Labels", "Matrix", "as_cutoffs", "as_labels", "as_matrix", "unit_row
 Matrix = NDArray[Any] | Tensor
 Labels = NDArray[Any] | Tensor | Sequence[int] | Sequence[str]
 
-# Rows that are widened at a time, so that no second copy of the embeddings exists.
-CHUNK = 4096
+# Rows that are widened at a time: few enough to stay in the processor's cache.
+CHUNK = 512
 
 
-def as_matrix(embeddings: Matrix, name: str) -> Matrix:
-    """The embeddings as they are, after a look at their type and shape.
+def as_matrix(embeddings: Matrix, name: str) -> NDArray[Any]:
+    """The embeddings as an array, not copied where numpy can read them in place.
 
     Args:
         embeddings: one row per picture. (N, D)
@@ -34,6 +34,9 @@ def as_matrix(embeddings: Matrix, name: str) -> Matrix:
         raise ValueError(f"{name} must have shape (pictures, dim), got {tuple(embeddings.shape)}")
     if not floating:
         raise TypeError(f"{name} must hold floating point numbers, got {embeddings.dtype}")
+    if isinstance(embeddings, Tensor):
+        known = embeddings.dtype in {torch.float16, torch.float32, torch.float64}
+        return (embeddings if known else embeddings.float()).cpu().numpy()
     return embeddings
 
 
@@ -69,45 +72,32 @@ def as_cutoffs(recall_at: Iterable[int]) -> list[int]:
     return sorted({int(cutoff) for cutoff in cutoffs})
 
 
-def unit_rows(embeddings: Matrix, order: NDArray[np.int64], name: str) -> Tensor:
+def unit_rows(matrix: NDArray[Any], order: NDArray[np.int64], name: str) -> Tensor:
     """The rows in another order, divided by their length; zero and non-finite rows are refused.
 
     Args:
-        embeddings: one row per picture. (N, D)
+        matrix: one row per picture. (N, D)
         order: which row comes where. (N,)
         name: the argument's name, for the error.
     """
-    unit = torch.empty(tuple(embeddings.shape), dtype=torch.float32)
-    faults: dict[str, list[NDArray[np.int64]]] = {}
+    unit = np.empty(matrix.shape, dtype=np.float32)
+    largest = np.empty((len(order), 1))
     for start in range(0, len(order), CHUNK):
-        places = order[start : start + CHUNK]
-        rows = _taken(embeddings, places)
+        part = slice(start, start + CHUNK)
+        rows = matrix[order[part]].astype(np.float64)
         # Divided by their largest number first: squares then neither overflow nor vanish.
-        largest = rows.abs().amax(dim=1, keepdim=True)  # (C, 1)
-        finite = largest[:, 0].isfinite()
-        for what, bad in (
-            ("NaN or infinity", ~finite),
-            ("only zeros, which have no direction,", largest[:, 0] == 0.0),
-        ):
-            if bool(bad.any()):
-                faults.setdefault(what, []).append(places[bad.numpy()])
-        rows = rows / largest
-        unit[start : start + CHUNK] = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    for what, parts in faults.items():
-        bad_rows = np.sort(np.concatenate(parts)).tolist()
-        shown = ", ".join(map(str, bad_rows[:10])) + (", ..." if len(bad_rows) > 10 else "")
-        raise ValueError(f"{name} holds {what} in {len(bad_rows)} of {len(order)} rows: {shown}")
-    return unit
+        largest[part] = np.abs(rows).max(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore"):  # bad rows are named below
+            rows /= largest[part]
+            rows /= np.sqrt(np.square(rows).sum(axis=1, keepdims=True))
+        unit[part] = rows
+    _refuse(order[~np.isfinite(largest[:, 0])], len(order), name, "NaN or infinity")
+    zeros = "only zeros, which have no direction,"
+    _refuse(order[largest[:, 0] == 0.0], len(order), name, zeros)
+    return torch.from_numpy(unit)
 
 
-def _taken(embeddings: Matrix, places: NDArray[np.int64]) -> Tensor:
-    """Some rows as a new float32 or float64 tensor."""
-    if isinstance(embeddings, Tensor):
-        rows = embeddings[torch.from_numpy(places).to(embeddings.device)].cpu()
-    else:
-        rows = torch.from_numpy(np.array(embeddings[places], dtype=_native(embeddings.dtype)))
-    return rows if rows.dtype == torch.float64 else rows.float()
-
-
-def _native(kind: np.dtype[Any]) -> np.dtype[Any]:
-    return kind.newbyteorder("=")
+def _refuse(bad: NDArray[np.int64], total: int, name: str, what: str) -> None:
+    if len(bad):
+        shown = ", ".join(map(str, np.sort(bad)[:10])) + (", ..." if len(bad) > 10 else "")
+        raise ValueError(f"{name} holds {what} in {len(bad)} of {total} rows: {shown}")

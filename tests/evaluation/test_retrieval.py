@@ -58,15 +58,14 @@ def test_equal_to_sorting_everything(
     for number in range(CASES_PER_KIND):
         case = make_case(kind, chance, with_gallery)
         monkeypatch.setattr(ranking, "BLOCK_ROWS", chance.choice([2, 3, 7, 512]))
-        monkeypatch.setattr(ranking, "GROUPS_PER_PLACE", chance.choice([1, 2, 16]))
-        monkeypatch.setattr(ranking, "LARGEST_GROUP", chance.choice([2, 3, 64]))
+        monkeypatch.setattr(ranking, "GROUP", chance.choice([1, 2, 3, 64]))
         dtype = torch.float32 if number % 2 else torch.float64
         check(case, scores_of(case, dtype, precision=bool(number % 4)))
 
 
 @pytest.mark.parametrize("classes", [2, 40, 300])
 def test_blocks_and_groups_of_real_size(classes: int) -> None:
-    """Enough pictures for several full blocks and for groups of 64, signs for many ties."""
+    """Enough pictures for several full blocks and many groups, signs for many ties."""
     generator = torch.Generator().manual_seed(classes)
     labels = torch.randint(0, classes, (1100,), generator=generator)
     centers = torch.randn(classes, 16, generator=generator)

@@ -1,0 +1,151 @@
+"""Time and memory of `evaluate` against its floor and against a peer, all in one run.
+
+The floor is the bare product of all queries with the whole gallery, block by block. Two threads.
+Times are medians of interleaved repetitions; memory is what the peak of a fresh process rises above
+its size before the call. The embeddings have class structure, with Recall@1 near what good models
+reach. Each ratio is given for the whole call: checks, scaling to unit length and sorting included.
+"""
+
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from torch import Tensor
+
+from cbml import evaluate
+
+BLOCK = 512
+PEER_METRICS = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
+
+
+def pictures(size: int, classes: int, dim: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Embeddings around class centres that depend on the seed's hundreds only."""
+    centers = torch.randn(classes, dim, generator=torch.Generator().manual_seed(seed // 100))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(size)[torch.randperm(size, generator=generator)] % classes
+    embeddings = torch.randn(size, dim, generator=generator).mul_(noise)
+    for part in torch.arange(size).split(2**16):  # no second copy of the whole
+        embeddings[part] += centers[labels[part]]
+    return embeddings, labels
+
+
+def floor(queries: Tensor, gallery: Tensor) -> Callable[[], object]:
+    rows, others = (torch.nn.functional.normalize(part) for part in (queries, gallery))
+    block = max(2, min(BLOCK, 2**26 // len(others)))
+    buffer = torch.empty(block, len(others))
+
+    def run() -> None:
+        for part in rows.split(block):
+            torch.mm(part, others.T, out=buffer[: len(part)])
+
+    return run
+
+
+def medians(contestants: list[Callable[[], object]], repetitions: int) -> list[float]:
+    """Median seconds of each, taken in turns so that a busy machine hits all alike."""
+    seconds: list[list[float]] = [[] for _ in contestants]
+    for _ in range(repetitions):
+        for place, contestant in enumerate(contestants):
+            start = time.perf_counter()
+            contestant()
+            seconds[place].append(time.perf_counter() - start)
+    return [statistics.median(values) for values in seconds]
+
+
+def memory(line: str) -> int:
+    """Bytes in one line of the process's status."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{line}:")[1].split()[0]) * 1024
+
+
+def peak_growth(size: int, classes: int, dim: int) -> None:
+    """Print how far the peak memory of this process rises in one evaluation."""
+    torch.set_num_threads(2)
+    embeddings, labels = pictures(size, classes, dim, 2.5, 0)
+    evaluate(embeddings[:2000], labels[:2000] % 100, clustering=False)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+    before = memory("VmRSS")
+    evaluate(embeddings, labels, clustering=False)
+    growth = memory("VmHWM") - before
+    print(f"peak extra memory {growth / 2**20:.0f} MiB  (goal: under 1 GB)", flush=True)
+
+
+def products(size: int, classes: int, dim: int, repetitions: int) -> None:
+    """The size of SOP's test set: against the bare product."""
+    embeddings, labels = pictures(size, classes, dim, 2.5, 0)
+    scores = evaluate(embeddings[:5000], labels[:5000] % (classes // 10), clustering=False)
+    bare, recall, full = medians(
+        [
+            floor(embeddings, embeddings),
+            lambda: evaluate(embeddings, labels, precision=False, clustering=False),
+            lambda: evaluate(embeddings, labels, clustering=False),
+        ],
+        repetitions,
+    )
+    scores = evaluate(embeddings, labels, clustering=False)
+    print(f"{size:,} × {dim} in {classes:,} classes (Recall@1 {scores.recall[1]:.3f})")
+    print(f"  the bare product            {bare:8.2f} s")
+    print(f"  Recall@K                    {recall:8.2f} s  ratio {recall / bare:.2f}  (at most 1.6)")
+    print(f"  and MAP@R, R-precision      {full:8.2f} s  ratio {full / bare:.2f}  (at most 2.2)")
+    sys.stdout.flush()
+
+
+def peer(size: int, classes: int, dim: int, repetitions: int) -> None:
+    """The same numbers from pytorch-metric-learning."""
+    embeddings, labels = pictures(size, classes, dim, 2.5, 0)
+    calculator = AccuracyCalculator(
+        include=PEER_METRICS, k="max_bin_count", device=torch.device("cpu")
+    )
+    ours, theirs = medians(
+        [
+            lambda: evaluate(embeddings, labels, clustering=False),
+            lambda: calculator.get_accuracy(embeddings, labels),
+        ],
+        repetitions,
+    )
+    scores = evaluate(embeddings, labels, clustering=False)
+    unit = torch.nn.functional.normalize(embeddings)
+    expected = calculator.get_accuracy(unit, labels)["mean_average_precision_at_r"]
+    print(f"pytorch-metric-learning, {size:,} × {dim} in {classes:,} classes")
+    print(f"  cbml {ours:.2f} s, peer {theirs:.2f} s: {theirs / ours:.1f} times faster", end="")
+    print(f"  (at least 3; MAP@R {scores.map_at_r:.6f}, peer {expected:.6f})", flush=True)
+
+
+def query_and_gallery(queries: int, gallery: int, classes: int, dim: int) -> None:
+    """The ImageNet protocol, once: 500 unseen classes, queries and gallery apart."""
+    embeddings, labels = pictures(queries, classes, dim, 2.5, 1)
+    others, other_labels = pictures(gallery, classes, dim, 2.5, 2)
+    options = {"gallery_embeddings": others, "gallery_labels": other_labels, "clustering": False}
+    bare, recall, full = medians(
+        [
+            floor(embeddings, others),
+            lambda: evaluate(embeddings, labels, precision=False, **options),  # type: ignore[arg-type]
+            lambda: evaluate(embeddings, labels, **options),  # type: ignore[arg-type]
+        ],
+        1,
+    )
+    print(f"{queries:,} queries × gallery of {gallery:,} × {dim}, {classes} classes, once")
+    print(f"  bare product {bare:.1f} s, Recall@K {recall:.1f} s, all {full:.1f} s", flush=True)
+
+
+def main() -> None:
+    torch.set_num_threads(2)
+    share = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0  # a part of the sizes, for a try
+    size, classes = int(60502 * share), int(11316 * share)
+    products(size, classes, 512, 3)
+    process = multiprocessing.get_context("spawn").Process(
+        target=peak_growth, args=(size, classes, 512)
+    )
+    process.start()
+    process.join()
+    peer(size, classes, 512, 1)
+    query_and_gallery(int(25000 * share), int(638878 * share), 500, 128)
+
+
+if __name__ == "__main__":
+    main()
