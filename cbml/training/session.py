@@ -27,6 +27,7 @@ from cbml.training.progress import Listener
 from cbml.training.recipe import Recipe
 from cbml.training.runs import Run, read_record
 from cbml.training.team import Team
+from cbml.training.views import report_run
 
 __all__ = ["Outcome", "evaluate_split", "note_test_look", "train_run"]
 
@@ -100,6 +101,8 @@ def train_run(
     scores = evaluate_split(model, splits, "test", evaluate, team) if test else None
     if scores is not None and team.leads:
         note_test_look(folder, scores)
+    if team.leads:
+        report_run(folder, model, splits)
     return Outcome(fitted, model, splits, scores)
 
 

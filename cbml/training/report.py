@@ -1,0 +1,221 @@
+"""report.html: one file that shows what a run did, without anything from the network."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from cbml.files import replaced_file
+from cbml.training.charts import histogram_chart, line_chart
+from cbml.training.runs import read_metrics, read_record
+from cbml.training.style import STYLE
+
+__all__ = ["Distribution", "Retrieval", "distribution", "thumbnail", "write_report"]
+
+_BINS = 60
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How similar the pairs of a set of pictures are.
+
+    Args:
+        title: which pictures.
+        edges: of the bins.
+        positive: share of the pairs of one class in each bin.
+        negative: share of the pairs of two classes in each bin.
+    """
+
+    title: str
+    edges: list[float]
+    positive: list[float]
+    negative: list[float]
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """A query and its nearest pictures.
+
+    Args:
+        query: the picture as a data address.
+        label: its class.
+        neighbours: data address, similarity, class and whether it is the right one, of each.
+    """
+
+    query: str
+    label: str
+    neighbours: list[tuple[str, float, str, bool]]
+
+
+def distribution(
+    title: str, embeddings: NDArray[np.float32], labels: NDArray[np.int64]
+) -> Distribution:
+    """Histograms of the similarities of all pairs.
+
+    Args:
+        title: which pictures.
+        embeddings: unit rows. (N, D)
+        labels: of the rows. (N,)
+    """
+    rows, columns = np.triu_indices(len(labels), k=1)
+    similarity = (embeddings @ embeddings.T)[rows, columns]
+    same = labels[rows] == labels[columns]
+    low = min(0.0, np.floor(float(similarity.min(initial=0.0)) * 10) / 10)
+    edges = np.linspace(max(low, -1.0), 1.0, _BINS + 1)
+    clipped = similarity.clip(edges[0], 1.0)
+    shares = [
+        np.histogram(clipped[kind], edges)[0] / max(int(kind.sum()), 1) for kind in (same, ~same)
+    ]
+    return Distribution(title, edges.tolist(), shares[0].tolist(), shares[1].tolist())
+
+
+def thumbnail(pixels: Tensor, side: int = 72) -> str:
+    """A picture as a data address.
+
+    Args:
+        pixels: (3, H, W) uint8.
+        side: of the square it is fitted into.
+    """
+    picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    picture.thumbnail((side * 2, side * 2))
+    memory = io.BytesIO()
+    picture.save(memory, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(memory.getvalue()).decode()
+
+
+def write_report(
+    folder: Path,
+    distributions: Sequence[Distribution],
+    worst: Sequence[Retrieval],
+    best: Sequence[Retrieval],
+) -> None:
+    """Write report.html of a run from its records and from what is given.
+
+    Args:
+        folder: of the run.
+        distributions: of similarities, each a figure.
+        worst: queries that found the wrong pictures first.
+        best: queries that found the right ones.
+    """
+    record, metrics = read_record(folder), read_metrics(folder)
+    name = escape(folder.name)
+    body = [
+        f"<h1>{name}</h1>",
+        _scores(record, metrics),
+        _curves(metrics),
+        _section("Similarities of pairs", "".join(_histogram(one) for one in distributions)),
+        _queries("Worst queries", worst),
+        _queries("Best queries", best),
+        _settings(record),
+    ]
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{name}</title><style>{STYLE}</style></head><body><main>"
+        f"{''.join(body)}</main></body></html>\n"
+    )
+    with replaced_file(folder / "report.html") as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def _section(title: str, content: str, kind: str = "figures") -> str:
+    if not content:
+        return ""
+    return f'<section><h2>{escape(title)}</h2><div class="{kind}">{content}</div></section>'
+
+
+def _histogram(one: Distribution) -> str:
+    return histogram_chart(one.title, one.edges, one.positive, one.negative)
+
+
+def _scores(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
+    validations = {line["step"]: line["validation"] for line in metrics if "validation" in line}
+    before, after = validations.get(0, {}), validations.get(record.get("best_step"), {})
+    test = record.get("test", {})
+    names = [name for name in {**after, **test} if name in test or before.get(name) is not None]
+    if not names:
+        return ""
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th>"
+        + "".join(f"<td>{_percent(part.get(name))}</td>" for part in (before, after, test))
+        + "</tr>"
+        for name in names
+    )
+    looks = record.get("test_looks", 0)
+    note = (
+        f"Held-out training classes chose the model of step {record.get('best_step')}. "
+        f"Looks at the test classes: {looks}."
+    )
+    heads = "".join(f"<th>{head}</th>" for head in ("", "before", "after", "test classes"))
+    return _section(
+        "Scores", f"<table><tr>{heads}</tr>{rows}</table><p>{escape(note)}</p>", kind="scores"
+    )
+
+
+def _percent(value: object) -> str:
+    return f"{100 * value:.1f}" if isinstance(value, float | int) else "–"
+
+
+def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
+    titles = {
+        "loss": "L, the loss",
+        "positive": "L_P, positive pairs",
+        "negative": "L_N, negative pairs",
+        "variance": "L_2, variance of the negatives",
+    }
+    charts = [
+        line_chart(
+            title, [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
+        )
+        for name, title in titles.items()
+    ]
+    scores = [
+        (line["step"], line["validation"].get("recall@1"))
+        for line in metrics
+        if "validation" in line and line["validation"].get("recall@1") is not None
+    ]
+    charts.append(line_chart("Recall@1 on held-out classes", scores, dots=True))
+    return _section("Course of the training", "".join(charts))
+
+
+def _queries(title: str, queries: Sequence[Retrieval]) -> str:
+    rows = []
+    for query in queries:
+        tiles = [_tile(query.query, "query", query.label, "query")]
+        for address, similarity, label, right in query.neighbours:
+            mark, kind = ("✓", "right") if right else ("✗", "wrong")
+            tiles.append(_tile(address, f"{mark} {similarity:.2f}", label, kind))
+        rows.append(f'<div class="row">{"".join(tiles)}</div>')
+    return _section(title, "".join(rows), kind="queries")
+
+
+def _tile(address: str, text: str, label: str, kind: str) -> str:
+    return (
+        f'<figure class="tile {kind}" title="{escape(label, quote=True)}">'
+        f'<img src="{address}" alt="{escape(label, quote=True)}">'
+        f"<figcaption>{escape(text)}</figcaption></figure>"
+    )
+
+
+def _settings(record: Mapping[str, Any]) -> str:
+    parts = []
+    for name in ("rates", "recipe", "settings", "model", "loss", "execution", "environment"):
+        if name not in record:
+            continue
+        value = record[name]
+        rows = value.items() if isinstance(value, Mapping) else [("", value)]
+        cells = "".join(
+            f"<tr><th>{escape(str(key))}</th><td>{escape(str(entry))}</td></tr>"
+            for key, entry in rows
+            if key != "settings"
+        )
+        parts.append(f"<details><summary>{name}</summary><table>{cells}</table></details>")
+    return _section("Settings", "".join(parts), kind="settings")

@@ -1,0 +1,70 @@
+"""`cbml evaluate` scores what it is asked for, and counts looks at the test."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cbml.cli import main
+from cbml.files import write_json
+from cbml.models import Embedder, find_backbone
+from cbml.training import Recipe, read_record
+from tests.training.small import pictures
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A run folder as `cbml train` would leave it, without the training."""
+    root = tmp_path / "pictures"
+    for path in pictures(tmp_path / "flat").paths:
+        target = root / path.name.partition("-")[0] / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    run = tmp_path / "run"
+    preprocessing = find_backbone("conv4").preprocessing.with_crop(16)
+    Embedder("conv4", dim=8, preprocessing=preprocessing).save(run / "model")
+    recipe = Recipe(data=str(root), backbone="conv4", crop=16, dim=8, validation=0.4)
+    write_json(run / "run.json", {"recipe": recipe.as_dict(), "test_looks": 0})
+    return run
+
+
+def run(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return int(end.value.code or 0)
+
+
+def test_only_test_looks_are_counted(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, split, looks in (
+        ([], "validation", 0),
+        (["--split", "train"], "train", 0),
+        (["--test"], "test", 1),
+        (["--split", "test"], "test", 2),
+    ):
+        assert run(["evaluate", str(finished), *words, "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["split"] == split
+        assert 0 <= answer["scores"]["recall@1"] <= 1
+        assert read_record(finished)["test_looks"] == looks
+
+
+def test_other_pictures_are_scored_whole(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = read_record(finished)["recipe"]["data"]
+    assert run(["evaluate", str(finished), data]) == 0
+    assert capsys.readouterr().out.startswith("recall@1 ")
+    assert run(["evaluate", str(finished / "model"), data, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["split"] == "all"
+
+
+def test_mistakes_are_named(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["evaluate", str(finished / "model")]) == 3
+    assert "say which pictures" in capsys.readouterr().err
+    assert run(["evaluate", str(finished), "--test", "--split", "train"]) == 2
+    assert run(["evaluate", str(finished / "nowhere")]) == 3

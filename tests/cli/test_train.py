@@ -1,0 +1,132 @@
+"""`cbml train` from the words of the command line to the files of the run."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cbml.cli import main
+from cbml.training import read_metrics, read_record
+from tests.training.small import pictures
+
+SMALL = [
+    *("--backbone", "conv4", "--crop", "16", "--steps", "4"),
+    *("--set", "dim=8", "--set", "classes_per_batch=3", "--set", "pictures_per_class=3"),
+    *("--set", "validate_every=2", "--set", "checkpoint_every=2"),
+]
+PROGRAM = [sys.executable, "-c", "from cbml.cli import main; main()"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder for each class; test and validation classes are cut from it."""
+    root = tmp_path / "pictures"
+    for path in pictures(tmp_path / "flat").paths:
+        target = root / path.name.partition("-")[0] / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, target)
+    for number in range(6, 12):  # twice as many classes, so that three are left to train on
+        source = root / str(number - 6)
+        for path in list(source.iterdir())[:4]:
+            target = root / str(number) / path.name
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(path.read_bytes() + b"\0")
+    return root
+
+
+def run(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return int(end.value.code or 0)
+
+
+def test_a_run_writes_all_it_promises(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    bad = folder / "0" / "broken.png"
+    bad.write_bytes(b"no picture")
+    words = [str(folder), *SMALL, "--out", str(out), "--set", "bad_limit=0.9", "--json", "--test"]
+    assert run(["train", *words]) == 0
+    printed = capsys.readouterr()
+    answer = json.loads(printed.out)
+    assert answer["steps"] == 4
+    assert 0 <= answer["validation"] <= 1
+    assert 0 <= answer["test"]["recall@1"] <= 1
+    assert "learning rates: backbone 0.0001, head 0.0001" in printed.err
+    record = read_record(out)
+    assert record["test_looks"] == 1
+    assert record["recipe"]["data"] == str(folder)
+    assert len([line for line in read_metrics(out) if "validation" in line]) == 3
+    for name in ("model/manifest.json", "checkpoints/step-000000004/manifest.json"):
+        assert (out / name).exists()
+    report = (out / "report.html").read_text()
+    assert "<svg" in report
+    assert not re.search(r"(src|href)=\"(?!data:)", report), "the report must stand alone"
+    assert run(["train", *words]) == 3, "a run is not overwritten"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "learning_rat=1"], "did you mean 'learning_rate'"),
+        (["--set", "loss.variance_wait=1"], "did you mean 'loss.variance_weight'"),
+        (["--loss", "cmbl"], "did you mean 'cbml'"),
+        (["--set", "loss.ratio=cub"], "use one of fine_grained"),
+        (["--resume", "elsewhere"], "either DATA or --resume"),
+    ],
+)
+def test_wrong_words_are_usage_errors(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", "emoji", *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_loss_options_reach_the_loss(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ["--set", "loss.variance_weight=0.25", "--set", "loss.ratio.negative_center=0.75"]
+    assert run(["train", str(folder), *SMALL, *options, "--out", str(out)]) == 0
+    assert "variance_weight=0.25" in read_record(out)["loss"]
+    assert "negative_center=0.75" in read_record(out)["loss"]
+
+
+def test_sigterm_names_the_way_on_and_resume_finishes(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["train", str(folder), *SMALL, "--set", "validate_every=0", "--out", str(out)]
+    words[words.index("--steps") + 1] = "100000"
+    child = subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True)
+    while child.poll() is None and not (out / "metrics.jsonl").exists():
+        time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    error = child.communicate(timeout=60)[1]
+    assert child.returncode == 143
+    last = error.strip().splitlines()[-1]
+    assert last.endswith(f"go on with:  cbml train --resume {out}")
+    steps = max(line["step"] for line in read_metrics(out)) + 2
+    assert run(["train", "--resume", str(out), "--steps", str(steps)]) == 0
+    assert read_record(out)["steps_done"] == steps
+
+
+@pytest.mark.slow
+def test_two_processes_end_where_one_does(folder: Path, tmp_path: Path) -> None:
+    losses = []
+    for count in ("1", "2"):
+        out = tmp_path / count
+        small = [*SMALL, "--set", "pictures_per_class=4", "--set", "batch_norm=frozen_statistics"]
+        words = ["train", str(folder), *small, "--out", str(out), "--processes", count]
+        subprocess.run([*PROGRAM, *words], check=True, timeout=200)
+        losses.append([line["loss"] for line in read_metrics(out) if "loss" in line])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3)
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-6)
