@@ -336,6 +336,27 @@ def test_archives_are_taken_as_they_are(quick_path: Path, monkeypatch: pytest.Mo
     assert unpacked.stat().st_mtime_ns == before, "unpacked once"
 
 
+def test_lists_beside_their_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+
+    def move_into_archive(folder: Path, archive: Path) -> None:
+        kind = "zip" if archive.suffix == ".zip" else "gztar"
+        made = shutil.make_archive(str(tmp_path / "made"), kind, folder.parent, folder.name)
+        os.replace(made, archive)
+        shutil.rmtree(folder)
+
+    cars = layouts.cars_single(tmp_path / "cars", [1] * 196)
+    move_into_archive(cars / "car_ims", cars / "car_ims.tgz")
+    for root in (cars, cars / "car_ims.tgz"):
+        splits = datasets.cars(root, validation=0, allow_partial=True)
+        assert len(splits.train) == 98
+        assert all(path.is_file() for path in splits.train.paths)
+    parts = [("train", 8, 0, 2), ("query", 4, 2, 2), ("gallery", 5, 2, 2)]
+    shop = layouts.inshop_official(tmp_path / "shop", parts=parts, pictures="Img")
+    move_into_archive(shop / "Img" / "img", shop / "Img" / "img.zip")
+    assert len(datasets.inshop(shop, validation=0, allow_partial=True).train) == 8
+
+
 def test_partial_is_still_an_error_when_nothing_is_there() -> None:
     with pytest.raises(BadData, match="train has 0 pictures"):
         checked_splits("cub", Found("x", Path()), validation=0, seed=0, allow_partial=True)

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cbml.data.catalogue.layouts import class_folders, locate, opened, packaged, simple
+from cbml.data.catalogue.layouts import (
+    class_folders,
+    locate,
+    locate_beside,
+    opened,
+    packaged,
+    simple,
+    unpacked_beside,
+)
 from cbml.data.catalogue.protocol import Found, checked_splits, unrecognised
 from cbml.data.images import Splits
 from cbml.data.splits import Fold
@@ -34,7 +42,7 @@ def cars(
         allow_partial: accept a set that is not whole; recorded.
     """
     folder = opened(root)
-    single = locate(folder, ["cars_annos.mat"])
+    single = locate(folder, ["cars_annos.mat"]) or locate_beside(root, "cars_annos.mat")
     several = locate(folder, ["cars_train", "cars_test"])
     if single:
         found = _single_list(single)
@@ -75,12 +83,13 @@ def _add_car(found: Found, path: Path, number: int) -> None:
 
 def _single_list(root: Path) -> Found:
     found = Found("cars_annos.mat", root)
+    pictures = unpacked_beside(root, "car_ims", ["car_ims.tgz"])
     rows = [
         (int(row["class"]), str(row["relative_im_path"]))
         for row in _annotations(root / "cars_annos.mat")
     ]
     for number, path in sorted(rows):
-        _add_car(found, root / path, number)
+        _add_car(found, pictures / path, number)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cbml.data.catalogue.layouts import class_folders, locate, opened
+from cbml.data.catalogue.layouts import class_folders, locate, opened, unpacked_beside
 from cbml.data.catalogue.protocol import COUNTS, Found, checked_splits, unrecognised
 from cbml.data.images import Splits
 from cbml.data.splits import Fold
@@ -52,7 +52,9 @@ def inshop(
 
 def _listed(path: Path, root: Path) -> Found:
     found = Found(_LIST, root)
-    pictures = next((root / name for name in ("Img", ".") if (root / name / "img").is_dir()), root)
+    # The official folder has the pictures in Img/img.zip; people unpack it there or beside.
+    below = root / "Img" if (root / "Img").is_dir() else root
+    pictures = root if (root / "img").is_dir() else unpacked_beside(below, "img", ["img.zip"])
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines[2:], start=3):  # below the count and the header
         words = line.split()

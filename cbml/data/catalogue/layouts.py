@@ -14,11 +14,13 @@ __all__ = [
     "ClassFolders",
     "class_folders",
     "locate",
+    "locate_beside",
     "opened",
     "packaged",
     "picture_folders",
     "read_rows",
     "simple",
+    "unpacked_beside",
 ]
 
 ClassFolders = dict[str, list[Path]]
@@ -60,6 +62,32 @@ def locate(root: Path, names: Sequence[str]) -> Path | None:
         if len(level) > 300:  # class folders, not levels of an unpacked archive
             return None
     return None
+
+
+def locate_beside(root: Path | str, name: str) -> Path | None:
+    """The folder of an archive, if the list that belongs to it lies there; else None.
+
+    Args:
+        root: what the user named.
+        name: of the list.
+    """
+    folder = Path(root).expanduser().parent
+    return folder if Path(root).expanduser().is_file() and (folder / name).is_file() else None
+
+
+def unpacked_beside(folder: Path, name: str, archives: Sequence[str]) -> Path:
+    """The folder that holds `name`: this one, or what an archive in it was unpacked to.
+
+    Args:
+        folder: where the lists of the set are.
+        name: the folder of pictures.
+        archives: official names of the archive that holds it.
+    """
+    if not (folder / name).is_dir():
+        for archive in archives:
+            if (folder / archive).is_file():
+                return opened(folder / archive)
+    return folder
 
 
 def class_folders(root: Path) -> ClassFolders:
