@@ -124,7 +124,11 @@ def _get(
     from cbml.data.download import get
 
     target = cache_folder() / "downloads" if folder is None else folder.expanduser()
-    files = get(name, target, progress=_progress("fetching", "bytes"))
+    try:
+        files = get(name, target, progress=_progress("fetching", "bytes"))
+    except KeyboardInterrupt:
+        print("\ncbml: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        raise SystemExit(130) from None
     if as_json:
         print(json.dumps({"name": name, "files": [str(file) for file in files]}))
     else:

@@ -1,8 +1,7 @@
 """Batches for training and test: the pictures that the sampler names, cropped and in order."""
 
-from collections import deque
+import contextlib
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cbml.data.ahead import in_order
 from cbml.data.decode import BadPicture
 from cbml.data.images import ImageSet
 from cbml.data.pictures import BadPictures, FilePictures, PictureSource
@@ -107,29 +107,17 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.sampler.epoch
         steps = range(self.sampler.step, len(self.sampler))
-        for step, batch in self._prepared(epoch, steps):
-            self.sampler.step = step + 1
-            yield batch
+        prepared = in_order(
+            lambda step: self.batch(epoch, step),
+            steps,
+            workers=self.workers,
+            ahead=self.workers,
+        )
+        with contextlib.closing(prepared):  # its threads end when a pass is left early
+            for step, batch in zip(steps, prepared, strict=True):
+                self.sampler.step = step + 1
+                yield batch
         self.sampler.epoch, self.sampler.step = epoch + 1, 0
-
-    def _prepared(self, epoch: int, steps: range) -> Iterator[tuple[int, Batch]]:
-        if not self.workers:
-            for step in steps:
-                yield step, self.batch(epoch, step)
-            return
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="cbml-batches")
-        ahead: deque[tuple[int, Future[Batch]]] = deque()
-        try:
-            for step in steps:
-                ahead.append((step, pool.submit(self.batch, epoch, step)))
-                if len(ahead) > self.workers:
-                    ready, future = ahead.popleft()
-                    yield ready, future.result()
-            while ahead:
-                ready, future = ahead.popleft()
-                yield ready, future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
     def batch(self, epoch: int, step: int) -> Batch:
         """This rank's share of one batch.

@@ -1,13 +1,13 @@
 """What is in a folder, an archive or a table, and what is wrong with it."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cbml.data.ahead import in_order
 from cbml.data.catalogue.layouts import class_folders, locate, opened, simple
 from cbml.data.datasets import DATASETS
 from cbml.data.decode import BadPicture, read_picture
@@ -142,12 +142,12 @@ def _unreadable(
             return refusal.reason
 
     bad = []
-    with ThreadPoolExecutor(max(workers, 1)) as pool:
-        for done, (path, why) in enumerate(zip(paths, pool.map(reason, paths), strict=True), 1):
-            if why:
-                bad.append((str(path), why))
-            if progress is not None:
-                progress(done, len(paths))
+    reasons = in_order(reason, paths, workers=workers, ahead=4 * workers)
+    for done, (path, why) in enumerate(zip(paths, reasons, strict=True), 1):
+        if why:
+            bad.append((str(path), why))
+        if progress is not None:
+            progress(done, len(paths))
     return bad
 
 

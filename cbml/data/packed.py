@@ -12,8 +12,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cbml.data.ahead import in_order
 from cbml.data.cache import locked
 from cbml.data.decode import BadPicture, read_picture
 from cbml.data.transforms import resized_short_side
@@ -109,7 +109,7 @@ def pack(
         paths: the files.
         cache: the folder to keep packed sets in.
         short_side: the length to which the short side is resized; 256 serves the paper's 227 crop.
-        workers: how many pictures are decoded at once.
+        workers: how many pictures are decoded at once; 0 uses no threads.
         progress: called with pictures done and pictures in all.
     """
     folder = cache / _fingerprint(paths, short_side)
@@ -141,7 +141,13 @@ def _build(
 ) -> None:
     entries = _finished(folder, len(paths))
     with (folder / PIXELS).open("ab") as pixels, (folder / JOURNAL).open("ab") as journal:
-        for content, entry in _decoded(paths[len(entries) :], short_side, workers):
+        decoded = in_order(
+            lambda path: _one(path, short_side),
+            paths[len(entries) :],
+            workers=workers,
+            ahead=4 * workers,
+        )
+        for content, entry in decoded:
             pixels.write(content)
             pixels.flush()
             journal.write(json.dumps(entry).encode() + b"\n")
@@ -164,22 +170,6 @@ def _publish(folder: Path, entries: list[Entry], short_side: int) -> None:
     }
     save_folder(folder, KIND, {"table.npy": lambda path: np.save(path, table)}, about)
     (folder / JOURNAL).unlink()
-
-
-def _decoded(paths: Sequence[Path], short_side: int, workers: int) -> Iterator[tuple[bytes, Entry]]:
-    """Pixels and entry of each picture, in order; a few are worked on ahead."""
-    with ThreadPoolExecutor(max(workers, 1)) as pool:
-        ahead: list[Future[tuple[bytes, Entry]]] = []
-        try:
-            for path in paths:
-                ahead.append(pool.submit(_one, path, short_side))
-                if len(ahead) > 4 * workers:
-                    yield ahead.pop(0).result()
-            while ahead:
-                yield ahead.pop(0).result()
-        finally:
-            for future in ahead:
-                future.cancel()
 
 
 def _one(path: Path, short_side: int) -> tuple[bytes, Entry]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cbml.data.ahead import in_order
 from cbml.data.batches import Batch, Batches
 from cbml.data.images import ImageSet
 from cbml.data.packed import pack
@@ -195,6 +196,24 @@ def test_one_bad_picture_never_stops_a_small_set() -> None:
         bad.add(1, "damaged")
 
 
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_work_ahead_is_in_order_bounded_and_left_at_once(workers: int) -> None:
+    begun: list[int] = []
+
+    def work(item: int) -> int:
+        begun.append(item)
+        if item == 20:
+            raise ValueError("twenty")
+        return item * item
+
+    results = in_order(work, range(10**9), workers=workers, ahead=4)
+    assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
+    assert len(begun) <= 5 + 5
+    with pytest.raises(ValueError, match="twenty"):
+        list(results)
+    assert len(begun) <= 21 + 5
+
+
 def test_leaving_a_pass_early_leaves_no_threads(images: ImageSet) -> None:
     import threading
 
@@ -203,6 +222,6 @@ def test_leaving_a_pass_early_leaves_no_threads(images: ImageSet) -> None:
     next(iterator)
     iterator.close()  # type: ignore[attr-defined]
     names = [thread.name for thread in threading.enumerate()]
-    assert not any(name.startswith("cbml-batches") for name in names)
+    assert not any(name.startswith("cbml-ahead") for name in names)
     assert batches.sampler.step == 1
     assert np.array_equal(next(iter(batches)).indices, sampler(images).plan(0)[1])
