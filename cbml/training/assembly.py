@@ -1,8 +1,8 @@
 """From a recipe to the parts of a run: pictures, model, batches, scores."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from cbml.training.team import Team
 
 __all__ = [
     "Evaluate",
-    "Scored",
     "Shelf",
     "build_batches",
     "build_execution",
@@ -40,25 +39,11 @@ __all__ = [
 Rows = NDArray[np.float32]
 
 
-class Scored(Protocol):
-    """What an evaluation gives, as far as training cares."""
-
-    @property
-    def recall(self) -> Mapping[int, float]:
-        """Recall@K by K."""
-
-    @property
-    def first_hits(self) -> NDArray[np.int64]:
-        """Rank of each query's nearest positive, 0 for none."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """All scores and counts by name."""
+# As `cbml.evaluate`: its scores have `.recall` by K and `.as_dict()`.
+Evaluate = Callable[..., Any]
 
 
-Evaluate = Callable[..., Scored]
-
-
-def flat_scores(scores: Scored) -> dict[str, float]:
+def flat_scores(scores: Any) -> dict[str, float]:
     """Every score by a name of its own, such as "recall@1"; those not computed are left out.
 
     Args:

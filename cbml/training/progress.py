@@ -4,9 +4,9 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-__all__ = ["Bar", "Lines", "Listener", "Silence", "StepReport", "best_listener", "described"]
+__all__ = ["Bar", "Lines", "Listener", "StepReport", "best_listener", "described"]
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -28,8 +28,8 @@ class StepReport:
     pictures: int
 
 
-class Listener(Protocol):
-    """What `fit` tells as it goes."""
+class Listener:
+    """What `fit` tells as it goes; this one hears all and says nothing."""
 
     def say(self, text: str) -> None:
         """Hear one line about the run.
@@ -57,36 +57,7 @@ class Listener(Protocol):
         """Hear that no more updates come."""
 
 
-class Silence:
-    """Hears all and says nothing."""
-
-    def say(self, text: str) -> None:
-        """Do nothing.
-
-        Args:
-            text: not used.
-        """
-
-    def begin(self, step: int, steps: int) -> None:
-        """Do nothing.
-
-        Args:
-            step: not used.
-            steps: not used.
-        """
-
-    def step(self, report: StepReport) -> None:
-        """Do nothing.
-
-        Args:
-            report: not used.
-        """
-
-    def end(self) -> None:
-        """Do nothing."""
-
-
-class Lines:
+class Lines(Listener):
     """A line on standard error every ten seconds, with rate and remaining time."""
 
     def __init__(self) -> None:
@@ -134,7 +105,7 @@ class Lines:
         """Do nothing: every line was whole."""
 
 
-class Bar:
+class Bar(Listener):
     """One rich progress bar on standard error."""
 
     def __init__(self) -> None:

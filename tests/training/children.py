@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from cbml.data import ImageSet
-from cbml.training import Interrupted, Run, Settings, Silence, Team, fit
+from cbml.training import Interrupted, Listener, Run, Settings, Team, fit
 from tests.training.small import batches, bayes_loss, embedder
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -50,7 +50,7 @@ def train(
             settings=settings,
             run=Run(folder, resume=resume),
             team=team,
-            listener=Silence(),
+            listener=Listener(),
         )
     except Interrupted as stop:
         sys.exit(stop.exit_code)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cbml.data import Batches, ClassBalancedSampler, ImageSet, TrainTransform
 from cbml.losses import CBMLLoss, LinearRatio
 from cbml.models import Embedder
-from cbml.training import Fitted, Listener, Run, Settings, Silence, Team, fit
+from cbml.training import Fitted, Listener, Run, Settings, Team, fit
 
 CLASSES, PICTURES, CROP = 6, 7, 16
 
@@ -69,6 +69,6 @@ def run_small(
         batches(images, workers=workers),
         settings=settings,
         run=None if folder is None else Run(folder, resume=resume),
-        listener=listener or Silence(),
+        listener=listener or Listener(),
     )
     return model.state_dict(), fitted

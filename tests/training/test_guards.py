@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from cbml.data import ImageSet
-from cbml.training import BadNumbers, Run, Settings, Silence, fit, read_metrics
+from cbml.training import BadNumbers, Listener, Run, Settings, fit, read_metrics
 from cbml.training.guards import Similarities, check_embeddings, collapse_reason, similarities
 from tests.training.small import batches, bayes_loss, embedder, pictures
 
 
-class Heard(Silence):
+class Heard(Listener):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -56,7 +56,7 @@ def test_bad_numbers_stop_the_run_and_keep_the_good_checkpoint(
             batches(images),
             settings=settings,
             run=tmp_path,
-            listener=Silence(),
+            listener=Listener(),
         )
     assert all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())
     assert (tmp_path / "checkpoints" / "step-000000002" / "manifest.json").exists()
@@ -66,7 +66,7 @@ def test_bad_numbers_stop_the_run_and_keep_the_good_checkpoint(
         batches(images),
         settings=settings,
         run=Run(tmp_path, resume=True),
-        listener=Silence(),
+        listener=Listener(),
     )
     assert again.steps == 6
 
@@ -88,7 +88,7 @@ def test_broken_weights_are_blamed(images: ImageSet) -> None:
     with torch.no_grad():
         model.head.weight[0, 0] = math.nan
     with pytest.raises(BadNumbers, match="16 of 16 pictures, probably because of the weights"):
-        fit(model, bayes_loss(), batches(images), settings=Settings(steps=1), listener=Silence())
+        fit(model, bayes_loss(), batches(images), settings=Settings(steps=1), listener=Listener())
 
 
 def test_single_pictures_are_named() -> None:
@@ -108,7 +108,7 @@ def test_a_nan_score_is_never_best(images: ImageSet, tmp_path: Path) -> None:
         settings=Settings(steps=3, validate_every=1),
         validate=lambda model: {"recall@1": next(scores)},
         run=tmp_path,
-        listener=Silence(),
+        listener=Listener(),
     )
     assert (fitted.best_step, fitted.best_score) == (1, 0.5)
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from cbml.data import ImageSet
 from cbml.errors import BadData, DamagedFile
 from cbml.losses import LOSSES
-from cbml.training import Settings, Silence, read_metrics, read_record
+from cbml.training import Listener, Settings, read_metrics, read_record
 from tests.training.small import CLASSES, pictures, run_small
 
 STEPS = 7  # a pass has 3 batches: two passes and a part of the third
 
 
-class Heard(Silence):
+class Heard(Listener):
     def __init__(self) -> None:
         self.lines: list[str] = []
 

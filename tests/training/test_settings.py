@@ -9,7 +9,7 @@ import torch
 
 from cbml.errors import BadData
 from cbml.losses import LOSSES
-from cbml.training import Recipe, Settings, Silence, fit, read_metrics, recipe_of, with_overrides
+from cbml.training import Listener, Recipe, Settings, fit, read_metrics, recipe_of, with_overrides
 from cbml.training.optimisers import base_rates, build_optimiser
 from cbml.training.settings import rate_factor
 from tests.training.small import CLASSES, batches, bayes_loss, embedder, pictures, run_small
@@ -88,9 +88,9 @@ def test_clipping_shortens_the_gradient(tmp_path: Path) -> None:
     images = pictures(tmp_path)
     model, free = embedder(), embedder()
     tight = Settings(steps=1, clip_norm=1e-12, weight_decay=0.0)
-    fit(model, bayes_loss(), batches(images), settings=tight, listener=Silence())
+    fit(model, bayes_loss(), batches(images), settings=tight, listener=Listener())
     loose = Settings(steps=1, weight_decay=0.0)
-    fit(free, bayes_loss(), batches(images), settings=loose, listener=Silence())
+    fit(free, bayes_loss(), batches(images), settings=loose, listener=Listener())
     start = embedder().head.weight
     moved = [float((m.head.weight - start).detach().abs().max()) for m in (model, free)]
     assert moved[0] < moved[1] / 100
@@ -109,7 +109,7 @@ def test_patience_ends_a_run(tmp_path: Path) -> None:
         batches(pictures(tmp_path)),
         settings=Settings(steps=50, validate_every=1, patience=3),
         validate=lambda model: {"recall@1": 0.5},
-        listener=Silence(),
+        listener=Listener(),
     )
     assert fitted.stopped_early
     assert fitted.steps == 3
@@ -131,7 +131,7 @@ def test_the_model_afterwards_is_the_best_one(tmp_path: Path) -> None:
         batches(images),
         settings=settings,
         validate=validate,
-        listener=Silence(),
+        listener=Listener(),
     )
     assert all(torch.equal(value, seen[2][name]) for name, value in model.state_dict().items())
 
