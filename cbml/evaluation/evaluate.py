@@ -47,7 +47,7 @@ def evaluate(
         clustering: compute NMI and AMI, from k-means of the queries into as many clusters as they
             have classes.
         seed: of k-means.
-        kmeans_iterations: rounds of k-means; 20 is what faiss and the field use.
+        kmeans_iterations: rounds of k-means; 20 as in pytorch-metric-learning.
     """
     cutoffs = as_cutoffs(recall_at)
     with _full_precision():

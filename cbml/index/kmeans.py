@@ -55,7 +55,7 @@ def kmeans(
     Args:
         vectors: one row each, array or tensor of floating point numbers. (N, D)
         clusters: K.
-        iterations: rounds of assignment and averaging; 20 is what faiss and the field use.
+        iterations: rounds of assignment and averaging; 20 as in pytorch-metric-learning.
         seed: of the choice of the first centres.
         attempts: start this often and keep the best.
         spherical: compare by cosine; vectors and centres are scaled to unit length.
