@@ -1,5 +1,7 @@
 """What is in a folder, an archive or a table, and what is wrong with it."""
 
+import contextlib
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,7 +92,9 @@ def load(
     """
     name = name or recognise(source)
     if name not in DATASETS:
-        raise BadData(f"{name}: no such set; known are {', '.join(DATASETS)}")
+        near = difflib.get_close_matches(name, DATASETS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise BadData(f"{name}: no such set; {hint}known are {', '.join(DATASETS)}")
     if name == "folder":
         return DATASETS[name](source, seed=seed)
     root = None if name == "emoji" and str(source) == "emoji" else source
@@ -143,11 +147,12 @@ def _unreadable(
 
     bad = []
     reasons = in_order(reason, paths, workers=workers, ahead=4 * workers)
-    for done, (path, why) in enumerate(zip(paths, reasons, strict=True), 1):
-        if why:
-            bad.append((str(path), why))
-        if progress is not None:
-            progress(done, len(paths))
+    with contextlib.closing(reasons):
+        for done, (path, why) in enumerate(zip(paths, reasons, strict=True), 1):
+            if why:
+                bad.append((str(path), why))
+            if progress is not None:
+                progress(done, len(paths))
     return bad
 
 

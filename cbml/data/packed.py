@@ -8,6 +8,7 @@ work while the others wait for the result. Check sums are compared when a pictur
 that opening takes no longer for a million pictures than for a hundred.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -140,13 +141,17 @@ def _build(
     progress: Progress | None,
 ) -> None:
     entries = _finished(folder, len(paths))
-    with (folder / PIXELS).open("ab") as pixels, (folder / JOURNAL).open("ab") as journal:
-        decoded = in_order(
-            lambda path: _one(path, short_side),
-            paths[len(entries) :],
-            workers=workers,
-            ahead=4 * workers,
-        )
+    decoded = in_order(
+        lambda path: _one(path, short_side),
+        paths[len(entries) :],
+        workers=workers,
+        ahead=4 * workers,
+    )
+    with (
+        contextlib.closing(decoded),
+        (folder / PIXELS).open("ab") as pixels,
+        (folder / JOURNAL).open("ab") as journal,
+    ):
         for content, entry in decoded:
             pixels.write(content)
             pixels.flush()

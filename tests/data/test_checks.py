@@ -68,6 +68,8 @@ def test_a_report_of_a_troubled_folder(tmp_path: Path) -> None:
 def test_names_are_checked(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="birds: no such set; known are cub"):
         load(tmp_path, "birds")
+    with pytest.raises(BadData, match="did you mean inshop"):
+        load(tmp_path, "in-shop")
     with pytest.raises(BadData, match="no such folder"):
         load(tmp_path / "missing")
 

@@ -67,6 +67,17 @@ def test_nested_classes_keep_their_paths(tmp_path: Path) -> None:
     assert splits.train.class_names == ("cats/black", "cats/white", "dogs/black", "dogs/white")
 
 
+def test_folders_above_the_classes_are_passed_over(tmp_path: Path) -> None:
+    for split, name in [("train", "a"), ("train", "b"), ("test", "c"), ("test", "d")]:
+        save_picture(tmp_path / "data" / "v2" / split / name / "1.png", ord(name))
+    splits = datasets.folder(tmp_path, validation=0)
+    assert names(splits.train) == {"a", "b"}
+    assert names(splits.test) == {"c", "d"}
+    picture_set(tmp_path / "one" / "more", classes=1)
+    with pytest.raises(BadData, match="1 classes are too few"):
+        datasets.folder(tmp_path / "one")
+
+
 def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     for number in range(5):
         save_picture(tmp_path / f"{number}.JPG", number)

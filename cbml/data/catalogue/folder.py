@@ -41,6 +41,7 @@ def folder(
             f"{root}: holds {len(folders[root])} pictures beside class folders, such as "
             f"{folders[root][0].name}; put every picture into a class folder, or all into one"
         )
+    root = _inner(root, folders)
     names = {below.relative_to(root).parts[0] for below in folders}
     if len(names) > 1 and all(name.casefold() in SPLIT_NAMES for name in names):
         return stated_splits("folder", _stated(root, folders), validation=validation, seed=seed)
@@ -48,6 +49,15 @@ def folder(
     for below, paths in folders.items():
         found.add_all(paths, below.relative_to(root).as_posix(), "train")
     return made_splits("folder", found, test=test, validation=validation, seed=seed)
+
+
+def _inner(root: Path, folders: dict[Path, list[Path]]) -> Path:
+    """Below folders that hold nothing but one folder, as archives have them on top."""
+    while True:
+        names = {below.relative_to(root).parts[0] for below in folders}
+        if len(names) > 1 or root / min(names) in folders:
+            return root
+        root = root / min(names)
 
 
 def _stated(root: Path, folders: dict[Path, list[Path]]) -> Found:
