@@ -108,7 +108,7 @@ def write_report(
     record, metrics = read_record(folder), read_metrics(folder)
     name = escape(folder.name)
     body = [
-        f"<h1>{name}</h1>",
+        f"<h1>{name}</h1><p>{escape(_subtitle(record))}</p>",
         _scores(record, metrics),
         _curves(metrics),
         _section("Similarities of pairs", "".join(_histogram(one) for one in distributions)),
@@ -126,6 +126,16 @@ def write_report(
         temporary.write_text(page, encoding="utf-8")
 
 
+def _subtitle(record: Mapping[str, Any]) -> str:
+    recipe, environment = record.get("recipe", {}), record.get("environment", {})
+    words = [
+        f"{recipe.get('data')}, {recipe.get('backbone')}, loss {recipe.get('loss')}",
+        f"{record.get('steps_done', 0)} steps",
+        f"commit {environment.get('commit')}",
+    ]
+    return " · ".join(words)
+
+
 def _section(title: str, content: str, kind: str = "figures") -> str:
     if not content:
         return ""
@@ -140,24 +150,24 @@ def _scores(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
     validations = {line["step"]: line["validation"] for line in metrics if "validation" in line}
     before, after = validations.get(0, {}), validations.get(record.get("best_step"), {})
     test = record.get("test", {})
-    names = [name for name in {**after, **test} if name in test or before.get(name) is not None]
-    if not names:
+    columns = {"before": before, "after": after, "test classes": test}
+    columns = {head: part for head, part in columns.items() if part}
+    names = [name for name in {**after, **test} if name != "recall@1000"]
+    if not columns:
         return ""
     rows = "".join(
         f"<tr><th>{escape(name)}</th>"
-        + "".join(f"<td>{_percent(part.get(name))}</td>" for part in (before, after, test))
+        + "".join(f"<td>{_percent(part.get(name))}</td>" for part in columns.values())
         + "</tr>"
         for name in names
     )
-    looks = record.get("test_looks", 0)
     note = (
-        f"Held-out training classes chose the model of step {record.get('best_step')}. "
-        f"Looks at the test classes: {looks}."
+        f"Percent. Held-out training classes chose the model of step {record.get('best_step')}. "
+        f"Looks at the test classes: {record.get('test_looks', 0)}."
     )
-    heads = "".join(f"<th>{head}</th>" for head in ("", "before", "after", "test classes"))
-    return _section(
-        "Scores", f"<table><tr>{heads}</tr>{rows}</table><p>{escape(note)}</p>", kind="scores"
-    )
+    heads = "".join(f"<th>{head}</th>" for head in ("", *columns))
+    table = f"<table><tr>{heads}</tr>{rows}</table><p>{escape(note)}</p>"
+    return _section("Scores", table, kind="scores")
 
 
 def _percent(value: object) -> str:

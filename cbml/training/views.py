@@ -22,6 +22,7 @@ __all__ = ["report_run"]
 _PICTURES = 1500
 _QUERIES = 6
 _NEIGHBOURS = 8
+_FEWEST = 3
 
 
 def report_run(folder: Path, model: Embedder, splits: Splits) -> None:
@@ -69,7 +70,9 @@ def _retrievals(
     order = asked[np.argsort(right - wrong, kind="stable")]
 
     def shown(query: int) -> Retrieval:
-        nearest = np.argsort(-similarity[query], kind="stable")[:_NEIGHBOURS].tolist()
+        # Behind the last right picture all are wrong, and nobody is to blame for it.
+        count = min(_NEIGHBOURS, max(_FEWEST, int(same[query].sum())))
+        nearest = np.argsort(-similarity[query], kind="stable")[:count].tolist()
         names = shelf.images.class_names
         found = [
             (
@@ -83,9 +86,16 @@ def _retrievals(
         ]
         return Retrieval(_picture(shelf, query, length), names[labels[query]], found)
 
-    worst = [shown(query) for query in order[:_QUERIES].tolist()]
-    best = [shown(query) for query in order[::-1][:_QUERIES].tolist()]
+    worst = [shown(query) for query in _one_per_class(order, labels)]
+    best = [shown(query) for query in _one_per_class(order[::-1], labels)]
     return worst, best
+
+
+def _one_per_class(order: NDArray[np.int64], labels: NDArray[np.int64]) -> list[int]:
+    """The first few queries whose classes differ: near copies of one query tell nothing new."""
+    first = np.sort(np.unique(labels[order], return_index=True)[1])
+    places: list[int] = order[first][:_QUERIES].tolist()
+    return places
 
 
 def _picture(shelf: Shelf, place: int, length: int) -> str:

@@ -1,0 +1,143 @@
+"""Pictures per second of whole training steps: `cbml.fit` against a straightforward loop.
+
+The straightforward loop is what a careful user writes: a torch DataLoader over Pillow files with
+torchvision's transforms and a sampler of classes, float32, pytorch-metric-learning's multi-
+similarity loss and miner, Adam. Both train the same backbone from the same weights on batches of
+the same size and crop. They are timed in turns, and the ratio is that of the medians.
+
+    python benchmarks/training.py                 emoji
+    python benchmarks/training.py CUB_FOLDER      also CUB, given its folder
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from PIL import Image
+from pytorch_metric_learning.losses import MultiSimilarityLoss
+from pytorch_metric_learning.miners import MultiSimilarityMiner
+from pytorch_metric_learning.samplers import MPerClassSampler
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+
+from cbml.data import ImageSet
+from cbml.losses import PRODUCTS, CBMLLoss
+from cbml.training import Listener, Recipe, Settings, StepReport, Team, fit
+from cbml.training.assembly import build_batches, build_execution, build_model, load_splits
+
+STEPS, WARM = 6, 2
+ROUNDS = 3
+
+
+class Clock(Listener):
+    """Remembers when each step was done."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def step(self, report: StepReport) -> None:
+        """Note the time."""
+        self.times.append(time.perf_counter())
+
+
+class Files(Dataset[tuple[torch.Tensor, int]]):
+    """Pictures decoded by Pillow and cropped by torchvision, one at a time."""
+
+    def __init__(self, images: ImageSet, recipe: Recipe) -> None:
+        preprocessing = build_model(recipe).preprocessing
+        self.images = images
+        self.transform = v2.Compose(
+            [
+                v2.ToImage(),
+                v2.Resize(preprocessing.resize),
+                v2.RandomResizedCrop(recipe.crop, scale=(0.16, 1.0)),
+                v2.RandomHorizontalFlip(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(preprocessing.mean, preprocessing.std),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        with Image.open(self.images.paths[index]) as picture:
+            pixels = self.transform(picture.convert("RGB"))
+        return pixels, int(self.images.known_labels[index])
+
+
+def plain_loop(images: ImageSet, recipe: Recipe) -> list[float]:
+    model = build_model(recipe).train()
+    loss, miner = MultiSimilarityLoss(), MultiSimilarityMiner()
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, weight_decay=5e-4)
+    size = recipe.classes_per_batch * recipe.pictures_per_class
+    sampler = MPerClassSampler(
+        images.known_labels, recipe.pictures_per_class, size, length_before_new_iter=len(images)
+    )
+    loader = DataLoader(Files(images, recipe), size, sampler=sampler, num_workers=1, drop_last=True)
+    times: list[float] = []
+    for pixels, labels in endless(loader):
+        rows = model(pixels)
+        value = loss(rows, labels, miner(rows, labels))
+        optimiser.zero_grad()
+        value.backward()
+        optimiser.step()
+        times.append(time.perf_counter())
+        if len(times) == STEPS:
+            return times
+    return times
+
+
+def endless(loader: DataLoader[tuple[torch.Tensor, int]]) -> Iterator[tuple[torch.Tensor, ...]]:
+    while True:
+        yield from loader
+
+
+def our_loop(images: ImageSet, recipe: Recipe) -> list[float]:
+    model, clock = build_model(recipe), Clock()
+    fit(
+        model,
+        CBMLLoss(ratio=PRODUCTS),
+        build_batches(recipe, images, Team()),
+        settings=Settings(steps=STEPS),
+        execution=build_execution(recipe, model),
+        listener=clock,
+    )
+    return clock.times
+
+
+def pictures_per_second(
+    loop: Callable[[ImageSet, Recipe], list[float]], images: ImageSet, recipe: Recipe
+) -> float:
+    times = loop(images, recipe)[WARM:]
+    size = recipe.classes_per_batch * recipe.pictures_per_class
+    return size * (len(times) - 1) / (times[-1] - times[0])
+
+
+def compare(name: str, recipe: Recipe) -> None:
+    images = load_splits(recipe).train
+    build_batches(recipe, images, Team())  # packs once; every later run finds it packed
+    rates: dict[str, list[float]] = {"plain": [], "cbml": []}
+    for _ in range(ROUNDS):
+        rates["plain"].append(pictures_per_second(plain_loop, images, recipe))
+        rates["cbml"].append(pictures_per_second(our_loop, images, recipe))
+    middle = {who: statistics.median(values) for who, values in rates.items()}
+    ratio = middle["cbml"] / middle["plain"]
+    print(
+        f"{name}, {recipe.backbone}, crop {recipe.crop}, batch "
+        f"{recipe.classes_per_batch} x {recipe.pictures_per_class}, {torch.get_num_threads()} "
+        f"threads: plain {middle['plain']:.1f} pictures/s, cbml {middle['cbml']:.1f} pictures/s, "
+        f"{ratio:.2f} times (goal 1.5)"
+    )
+
+
+def main() -> None:
+    compare("emoji", Recipe(data="emoji", crop=96, classes_per_batch=30, pictures_per_class=4))
+    for folder in sys.argv[1:2]:
+        compare("CUB", Recipe(data=folder, crop=140, classes_per_batch=15, pictures_per_class=8))
+
+
+if __name__ == "__main__":
+    main()
