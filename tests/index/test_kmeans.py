@@ -30,8 +30,9 @@ def check_sound(found: Clusters, rows: NDArray[Any]) -> None:
     )
 
 
-@pytest.mark.parametrize(("number", "size"), [(1, 5), (3, 30), (7, 500), (40, 60)])
+@pytest.mark.parametrize(("number", "size"), [(1, 5), (3, 30), (40, 60), (7, 500), (2, 2000)])
 def test_centres_are_means_and_vectors_are_with_the_nearest(number: int, size: int) -> None:
+    """Means of all their vectors: faiss would take a sample of 256 for each centre."""
     rows, _ = blobs(number, size)
     found = kmeans(rows, number, iterations=60)
     check_sound(found, rows)
@@ -81,15 +82,11 @@ def test_duplicates_may_leave_clusters_empty_but_nothing_breaks() -> None:
     assert np.isfinite(found.centers).all()
 
 
-def test_every_vector_takes_part(capfd: pytest.CaptureFixture[str]) -> None:
-    """faiss would sample above 256 vectors per centre and warn below 39; neither happens."""
-    rows, _ = blobs(2, 2000)
-    check_sound(kmeans(rows, 2), rows)
-    found = kmeans(rows, 2, iterations=1)
-    moved = rows.copy()
-    moved[::3] += 0.5  # a sample of 512 would differ in another way
-    assert not np.array_equal(found.centers, kmeans(moved, 2, iterations=1).centers)
-    kmeans(rows[:50], 20)
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """faiss would warn below 39 vectors per centre."""
+    rows, _ = blobs(4, 50)
+    kmeans(rows, 20)
+    kmeans(rows, 100)
     printed = capfd.readouterr()
     assert printed.out == printed.err == ""
 
