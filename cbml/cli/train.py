@@ -59,7 +59,7 @@ def verb(
     if processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         from cbml.training.processes import run_processes
 
-        raise typer.Exit(run_processes(processes, sys.argv[1:], _again(folder)))
+        raise typer.Exit(run_processes(processes, sys.argv[1:], _again(folder, processes)))
     from cbml.evaluation import evaluate
     from cbml.training import Interrupted, best_listener, joined_team, train_run
 
@@ -79,14 +79,20 @@ def verb(
             )
         except Interrupted as stop:
             if team.leads:
-                print(f"{stop}; go on with:  {_again(folder)}", file=sys.stderr)
+                print(f"{stop}; go on with:  {_again(folder, team.size)}", file=sys.stderr)
             raise typer.Exit(stop.exit_code) from None
+        except RuntimeError as error:
+            if team.size > 1 and "onnection" in str(error):
+                again = _again(folder, team.size)
+                raise ConnectionError(f"another process was lost; go on with:  {again}") from error
+            raise
         if team.leads:
             _print_outcome(folder, outcome.fitted, outcome.test, as_json)
 
 
-def _again(folder: Path) -> str:
-    return f"cbml train --resume {folder}"
+def _again(folder: Path, processes: int) -> str:
+    shared = f" --processes {processes}" if processes > 1 else ""
+    return f"cbml train --resume {folder}{shared}"
 
 
 def _planned(

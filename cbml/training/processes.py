@@ -54,7 +54,10 @@ def run_processes(count: int, words: Sequence[str], how_to_go_on: str) -> int:
             signal.signal(number, handler)
         _end_session(child.pid)
     if asked:
-        print(f"stopped; go on with:  {how_to_go_on}", file=sys.stderr)
+        print(
+            f"stopped by {signal.Signals(asked[0]).name}; go on with:  {how_to_go_on}",
+            file=sys.stderr,
+        )
         return 128 + asked[0]
     return code
 
@@ -64,7 +67,7 @@ def _show(child: subprocess.Popen[bytes], asked: list[int]) -> None:
     assert child.stderr is not None
     with child.stderr as lines:
         for line in lines:
-            if not asked or line.startswith((b"step", b"stopped by", b"cbml:")):
+            if not asked or line.startswith((b"step", b"cbml:")):
                 sys.stderr.buffer.write(line)
                 sys.stderr.buffer.flush()
 
