@@ -127,7 +127,7 @@ def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DamagedFile(f"{folder}: no {MANIFEST}; not a saved {kind!r} folder") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path}: not readable as JSON ({error})") from None
     if not (isinstance(manifest, dict) and manifest.pop("sha256", None) == _digest(manifest)):
         raise DamagedFile(f"{path}: altered, or not a manifest of this program; restore a copy")
@@ -135,7 +135,7 @@ def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
         raise DamagedFile(f"{path}: not a manifest of this program")
     if manifest["kind"] != kind:
         raise DamagedFile(f"{path}: holds {manifest['kind']!r}, expected {kind!r}")
-    return manifest  # type: ignore[no-any-return]
+    return manifest
 
 
 def _digest(manifest: Mapping[str, object]) -> str:

@@ -1,13 +1,18 @@
-"""Embeddings and labels in, one number out: CBML, the variance constraint, and the rivals."""
+"""Embeddings and labels in, one number out: CBML, the variance constraint, and the rivals.
 
-from torch import nn
+The table of all losses is made on first use: the rivals bring pytorch-metric-learning along, which
+takes a second to import, and many users want one loss.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from cbml.losses.contrastive_bayesian import FINE_GRAINED, PRODUCTS, CBMLLoss
 from cbml.losses.ratios import LinearRatio, QuadraticRatio
-from cbml.losses.rivals import RIVALS
 from cbml.losses.terms import LossTerms
 from cbml.losses.variance import MetricVariance, WithVariance
-from cbml.losses.variants import VARIANTS
+
+if TYPE_CHECKING:
+    from cbml.losses.table import LOSSES as LOSSES
 
 __all__ = [
     "FINE_GRAINED",
@@ -21,10 +26,10 @@ __all__ = [
     "WithVariance",
 ]
 
-# Name -> class. A loss with proxies asks for `num_classes` and `embedding_size`.
-LOSSES: dict[str, type[nn.Module]] = {
-    "cbml": CBMLLoss,
-    **VARIANTS,
-    "metric_variance": MetricVariance,
-    **RIVALS,
-}
+
+def __getattr__(name: str) -> Any:
+    if name == "LOSSES":
+        from cbml.losses.table import LOSSES
+
+        return LOSSES
+    raise AttributeError(f"module 'cbml.losses' has no attribute {name!r}")

@@ -1,5 +1,6 @@
 """The contrastive Bayesian metric learning loss."""
 
+import math
 from typing import Literal, Self
 
 from torch import Tensor, nn
@@ -24,8 +25,8 @@ SETTINGS: dict[Dataset, tuple[LinearRatio, float]] = {
     "sop": (PRODUCTS, 0.001),
     "inshop": (PRODUCTS, 0.001),
 }
-# exp(80) times the largest batch is still a float32 number.
-LARGEST_EXPONENT = 80.0
+# exp(70) times a hundred million pairs is still a float32 number.
+LARGEST_EXPONENT = 70.0
 
 
 class CBMLLoss(nn.Module):
@@ -81,21 +82,13 @@ class CBMLLoss(nn.Module):
         self.mining_margin = (
             None if mining_margin is None else check_number(mining_margin, "mining_margin")
         )
-        self.variance_weight = check_number(variance_weight, "variance_weight", above=0.0)
+        self.variance_weight = check_number(variance_weight, "variance_weight", at_least=0.0)
         self.target_mix = check_number(target_mix, "target_mix")
         self.variance_reduction = check_choice(variance_reduction, "variance_reduction", Reduction)
-        self.skip_easy_anchors = bool(skip_easy_anchors)
+        if not isinstance(skip_easy_anchors, bool):
+            raise TypeError(f"skip_easy_anchors must be True or False, got {skip_easy_anchors!r}")
+        self.skip_easy_anchors = skip_easy_anchors
         self._check_overflow()
-        self._formula = Formula(
-            ratio=(ratio.positive, ratio.negative),
-            averaging=self.averaging,
-            delta=None if self.delta == "derived" else float(self.delta),
-            mining_margin=self.mining_margin,
-            skip_easy_anchors=self.skip_easy_anchors,
-            variance_weight=self.variance_weight,
-            target_mix=self.target_mix,
-            variance_sum=self.variance_reduction == "sum",
-        )
 
     @classmethod
     def paper(
@@ -196,7 +189,18 @@ class CBMLLoss(nn.Module):
             ref_emb: embeddings to compare with instead of the batch itself. (R, D)
             ref_labels: their labels. (R,)
         """
-        return compute_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels, self._formula)
+        # Made for each call, so that an option can be changed between two steps.
+        formula = Formula(
+            ratio=(self.ratio.positive, self.ratio.negative),
+            averaging=self.averaging,
+            delta=None if self.delta == "derived" else float(self.delta),
+            mining_margin=self.mining_margin,
+            skip_easy_anchors=self.skip_easy_anchors,
+            variance_weight=self.variance_weight,
+            target_mix=self.target_mix,
+            variance_sum=self.variance_reduction == "sum",
+        )
+        return compute_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels, formula)
 
     def extra_repr(self) -> str:
         """The settings, for print."""
@@ -212,6 +216,7 @@ class CBMLLoss(nn.Module):
         if self.averaging == "log":
             return
         largest = max(self.ratio.positive.largest(), self.ratio.negative.largest())
+        largest += 0.0 if self.delta == "derived" else math.log(float(self.delta))
         if largest > LARGEST_EXPONENT:
             raise ValueError(
                 f"averaging={self.averaging!r} sums exponentials up to exp({largest:.0f}), too "

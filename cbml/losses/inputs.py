@@ -50,7 +50,10 @@ def unit_rows(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
         name: the argument's name, for the error.
     """
     lengths = torch.linalg.vector_norm(matrix, dim=1, keepdim=True)  # (B, 1)
-    if not bool((lengths.isfinite() & (lengths > torch.finfo(matrix.dtype).tiny)).all()):
+    limits = torch.finfo(matrix.dtype)
+    # Below this length the squares lose digits or vanish.
+    shortest = (limits.tiny / limits.eps) ** 0.5
+    if not bool((lengths.isfinite() & (lengths > shortest)).all()):
         return _unit_rows_of_any_size(matrix, name)
     return matrix / lengths, lengths
 
@@ -93,9 +96,17 @@ def as_pairs(
         pairs = (anchors, positives, anchors, negatives)
     else:
         pairs = tuple(indices_tuple)  # type: ignore[assignment]
-    for place, (index, size) in enumerate(zip(pairs, (rows, columns, rows, columns), strict=True)):
-        if index.dim() != 1 or len(index) != len(pairs[place ^ 1]):
-            raise ValueError(f"indices_tuple: anchors and partners differ in length ({place=})")
+    places = ("anchors of positives", "positives", "anchors of negatives", "negatives")
+    checked = []
+    for name, index, size in zip(places, pairs, (rows, columns, rows, columns), strict=True):
+        integers = isinstance(index, Tensor) and not (
+            index.is_floating_point() or index.is_complex() or index.dtype == torch.bool
+        )
+        if not integers or index.dim() != 1:
+            raise TypeError(f"indices_tuple: the {name} must be a tensor of integers, one axis")
         if len(index) and not (int(index.min()) >= 0 and int(index.max()) < size):
-            raise ValueError(f"indices_tuple: an index is outside 0 ... {size - 1} ({place=})")
-    return pairs
+            raise ValueError(f"indices_tuple: the {name} hold an index outside 0 ... {size - 1}")
+        checked.append(index.to(torch.int64))
+    if len(checked[0]) != len(checked[1]) or len(checked[2]) != len(checked[3]):
+        raise ValueError("indices_tuple: anchors and partners differ in length")
+    return checked[0], checked[1], checked[2], checked[3]

@@ -35,7 +35,7 @@ __all__ = ["Formula", "PairSums", "pair_terms"]
 
 
 # Rows of a tile, and the most similarities it may hold: 2**24 float32 numbers are 64 MiB, and two
-# such buffers and a mask exist at a time.
+# such buffers exist at a time, and masks of the band.
 TILE_ROWS = 256
 TILE_SIZE = 2**24
 # A term exp(x) beside one that is at least exp(0) changes no digit of their sum below these x.
@@ -132,10 +132,12 @@ class _Work:
     numbers. The full tile is therefore touched by plain arithmetic only; masks meet the band.
     """
 
-    def __init__(self, tile: Tile, similarity: Tensor, spare: Tensor, formula: Formula) -> None:
+    def __init__(
+        self, tile: Tile, similarity: Tensor, exponentials: Tensor, formula: Formula
+    ) -> None:
         self.tile, self.formula = tile, formula
         self.similarity = similarity  # (T, R): s, then s - m_N, then ∂/∂s
-        self.spare = spare  # (T, R): exp(a - shift - cut) of the negatives
+        self.exponentials = exponentials  # (T, R): exp(a - shift - cut) of the negatives
         self.band = similarity[:, tile.band]  # a view, (T, W)
 
     def terms(self) -> Tensor:
@@ -158,8 +160,8 @@ class _Work:
             threshold = hardest_positive - self.negative_mean - formula.mining_margin
             easy_above = hardest_negative + self.negative_mean + formula.mining_margin
             hard = hard & (self.positives < easy_above)
-        positive_value = self._pull(hard, formula.ratio[0])
-        negative_value = self._push(hardest_negative, threshold, formula.ratio[1])
+        positive_value = self._positive_term(hard, formula.ratio[0])
+        negative_value = self._negative_term(hardest_negative, threshold, formula.ratio[1])
         if formula.skip_easy_anchors:
             keep = hard.any(dim=1, keepdim=True) & (hardest_negative > threshold)
             self.keep = keep.to(variance.dtype)
@@ -169,22 +171,22 @@ class _Work:
     def gradient(self) -> Tensor:
         """∂/∂s of the tile's terms, which takes the place of the similarities, (T, R)."""
         formula, tile = self.formula, self.tile
-        strength = formula.variance_weight * 2.0 * self.keep * self.complete  # (T, 1)
+        strength = formula.variance_weight * 2.0 * self.keep * self.has_both_kinds  # (T, 1)
         if not formula.variance_sum:
             strength = strength / self.negative_count
-        lean = strength * formula.target_mix**2 * self.gap  # of γ² (m_P - m_N)
-        pull = lean * self.negative_count / self.positive_count  # (T, 1), then (T, W)
+        toward_target = strength * formula.target_mix**2 * self.gap  # γ² (m_P - m_N)
+        pull = toward_target * self.negative_count / self.positive_count  # (T, 1), then (T, W)
         if formula.ratio is None:
-            self.similarity.mul_(strength).sub_(lean)
+            self.similarity.mul_(strength).sub_(toward_target)
         else:
             quadratic, slope, _ = formula.ratio[0]
             steepness = (2.0 * quadratic) * self.positives + slope if quadratic else slope
-            pull = pull + self.pull * self.keep * steepness
+            pull = pull + self.positive_weights * self.keep * steepness
             push = self._push_per_exponential(formula.ratio[1]) * self.keep
             if formula.variance_weight:
-                self.similarity.mul_(strength).sub_(lean).addcmul_(self.spare, push)
+                self.similarity.mul_(strength).sub_(toward_target).addcmul_(self.exponentials, push)
             else:
-                torch.mul(self.spare, push, out=self.similarity)
+                torch.mul(self.exponentials, push, out=self.similarity)
         self.band.masked_fill_(tile.not_negative, 0.0)
         self.band.addcmul_(self.is_positive, pull)
         return self.similarity
@@ -198,61 +200,62 @@ class _Work:
         positives = self.is_positive.sum(dim=1, keepdim=True)
         negatives = negative.sum(dim=1, keepdim=True) + outside
         self.counts = (positives, negatives)
-        self.complete = (positives * negatives).clamp(max=1.0)  # 1 where there is a target ξ
+        self.has_both_kinds = (positives * negatives).clamp(max=1.0)  # 1 where there is a target ξ
         self.positive_count = positives.clamp(min=1.0)
         self.negative_count = negatives.clamp(min=1.0)
         self.band.mul_(negative)
         self.negative_mean = self.similarity.sum(dim=1, keepdim=True) / self.negative_count
         positive_sum = (self.positives * self.is_positive).sum(dim=1, keepdim=True)
-        self.gap = (positive_sum / self.positive_count - self.negative_mean) * self.complete
+        self.gap = (positive_sum / self.positive_count - self.negative_mean) * self.has_both_kinds
         self.similarity.sub_(self.negative_mean)
         self.band.mul_(negative)
         spread: Tensor = torch.linalg.vector_norm(self.similarity, dim=1, keepdim=True).square()
         about_target = spread + self.negative_count * (formula.target_mix * self.gap).square()
         if not formula.variance_sum:
             about_target = about_target / self.negative_count
-        return about_target * self.complete
+        return about_target * self.has_both_kinds
 
-    def _pull(self, hard: Tensor, exponent: Exponent) -> Tensor:
-        """L_P of each anchor, (T, 1); leaves ∂L_P/∂a in `pull`, (T, W)."""
+    def _positive_term(self, hard: Tensor, exponent: Exponent) -> Tensor:
+        """L_P of each anchor, (T, 1); leaves ∂L_P/∂a in `positive_weights`, (T, W)."""
         quadratic, slope, constant = exponent
         exponents = self.positives * slope + (constant + self._log_delta(0))
         if quadratic:
             exponents.addcmul_(self.positives, self.positives, value=quadratic)
         exponents.masked_fill_(~hard, -torch.inf)
         shift = exponents.amax(dim=1, keepdim=True).clamp(min=0.0)
-        self.pull = exponents.sub_(shift).exp_()
-        value, weight = self._average(shift, self.pull.sum(dim=1, keepdim=True))
-        self.pull.mul_(weight)
+        self.positive_weights = exponents.sub_(shift).exp_()
+        value, weight = self._average(shift, self.positive_weights.sum(dim=1, keepdim=True))
+        self.positive_weights.mul_(weight)
         return value
 
-    def _push(self, hardest_negative: Tensor, threshold: Tensor, exponent: Exponent) -> Tensor:
-        """L_N of each anchor, (T, 1); leaves exp(a - shift - cut) in `spare`."""
+    def _negative_term(self, hardest: Tensor, threshold: Tensor, exponent: Exponent) -> Tensor:
+        """L_N of each anchor, (T, 1); leaves exp(a - shift - cut) in `exponentials`."""
         quadratic, slope, constant = exponent
-        mean, spare, similarity = self.negative_mean, self.spare, self.similarity
+        mean, exponentials, similarity = self.negative_mean, self.exponentials, self.similarity
         # The exponent as a polynomial of s - m_N, which is what the tile holds now.
         base = slope * mean + (constant + self._log_delta(1))  # (T, 1)
         negligible = _NEGLIGIBLE[similarity.dtype]
-        if quadratic or slope < 0.0:
+        if quadratic or slope <= 0.0:
             base = base + quadratic * mean.square()
-            self.push_slope = 2.0 * quadratic * mean + slope  # (T, 1)
-            torch.add(self.push_slope, similarity, alpha=quadratic, out=spare)
-            spare.mul_(similarity).add_(base)
-            spare.masked_fill_(similarity <= threshold, -torch.inf)
-            shift = spare.amax(dim=1, keepdim=True).clamp(min=0.0)
+            self.slope_at_mean = 2.0 * quadratic * mean + slope  # (T, 1)
+            torch.add(self.slope_at_mean, similarity, alpha=quadratic, out=exponentials)
+            exponentials.mul_(similarity).add_(base)
+            exponentials.masked_fill_(similarity <= threshold, -torch.inf)
+            shift = exponentials.amax(dim=1, keepdim=True).clamp(min=0.0)
             cut = torch.full_like(shift, negligible)
-            spare.sub_(shift + cut)
+            exponentials.sub_(shift + cut).clamp_(min=0.0)
         else:
-            # The exponent rises with s: what is at most `cut` is not hard, or counts for nothing.
-            shift = (slope * hardest_negative + base).clamp(min=0.0)
-            # (No number comes out where δ is zero and no positive sets a threshold: all is cut.)
-            cut = (slope * threshold + base - shift).nan_to_num(nan=1.0)
-            cut = cut.clamp(min=negligible, max=1.0)
-            torch.add(base - shift - cut, similarity, alpha=slope, out=spare)
-            shift = shift * (hardest_negative > threshold)  # nothing to shift where none is hard
-        torch.threshold_(spare.clamp_(min=0.0).exp_(), 1.0, 0.0)
+            # The exponent rises with s: at most `least`, a pair is not hard or counts for nothing.
+            shift = (slope * hardest + base).clamp(min=0.0)
+            least = torch.maximum(threshold, (negligible + shift - base) / slope)
+            # Where δ is zero or no positive sets a threshold, all is cut and any number will do.
+            cut = (slope * least + base - shift).nan_to_num(nan=0.0).clamp(max=1.0)
+            torch.sub(similarity, least, out=exponentials).clamp_(min=0.0).mul_(slope)
+            shift = shift * (hardest > threshold)  # nothing to shift where none is hard
+        torch.threshold_(exponentials.exp_(), 1.0, 0.0)
         unit = torch.exp(cut)
-        value, weight = self._average(shift, spare.sum(dim=1, keepdim=True) * unit)
+        total = exponentials.sum(dim=1, keepdim=True) * unit
+        value, weight = self._average(shift, total)
         self.push_weight = weight * unit
         return value
 
@@ -260,7 +263,9 @@ class _Work:
         """What multiplies `spare` in the gradient, (T, 1), after a quadratic's slope went in."""
         if not exponent.quadratic:
             return self.push_weight * exponent.slope
-        self.spare.mul_(torch.add(self.push_slope, self.similarity, alpha=2.0 * exponent.quadratic))
+        self.exponentials.mul_(
+            torch.add(self.slope_at_mean, self.similarity, alpha=2.0 * exponent.quadratic)
+        )
         return self.push_weight
 
     def _log_delta(self, side: int) -> Tensor | float:

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import numbers
 from typing import Any, Literal, TypeVar, get_args
 
 __all__ = ["Averaging", "Dataset", "Reduction", "check_choice", "check_number"]
@@ -31,17 +32,17 @@ def check_choice(value: Word, name: str, choices: Any) -> Word:
     return value
 
 
-def check_number(value: float, name: str, *, above: float = -math.inf) -> float:
+def check_number(value: float, name: str, *, at_least: float = -math.inf) -> float:
     """The value as a float, if it is finite and not below a bound.
 
     Args:
         value: what the user gave.
         name: the argument's name, for the error.
-        above: the smallest number allowed.
+        at_least: the smallest number allowed.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and value >= above):
-        bound = f" of at least {above:g}" if above > -math.inf else ""
+    if not (math.isfinite(value) and value >= at_least):
+        bound = f" of at least {at_least:g}" if at_least > -math.inf else ""
         raise ValueError(f"{name} must be a finite number{bound}, got {value}")
     return float(value)

@@ -46,7 +46,7 @@ class LabelPairs:
             tile_rows: rows of a tile.
         """
         total = len(self.labels)
-        if total <= tile_rows:
+        if total <= tile_rows and len(self.column_labels) <= 2 * tile_rows:
             yield self._tile(slice(0, total), slice(0, len(self.column_labels)))
             return
         starts = range(0, total, tile_rows)
@@ -64,13 +64,16 @@ class LabelPairs:
         same = self.labels[rows, None] == self.column_labels[None, band]  # (T, W)
         positive = same
         if self.is_self:
-            positive = same.clone()
-            positive[:, rows.start - band.start : rows.stop - band.start].fill_diagonal_(False)
+            row_index = torch.arange(rows.start, rows.stop, device=same.device)
+            column_index = torch.arange(band.start, band.stop, device=same.device)
+            positive = same & (row_index[:, None] != column_index[None, :])
         return Tile(rows, band, positive, same)
 
 
 class ListedPairs:
     """Positives and negatives as a miner lists them; any other pair is neither.
+
+    A pair that is listed twice counts once.
 
     Args:
         pairs: anchors and positives, anchors and negatives.
@@ -79,7 +82,11 @@ class ListedPairs:
     """
 
     def __init__(self, pairs: tuple[Tensor, ...], shape: tuple[int, int], device: torch.device):
-        self.pairs = tuple(part.to(device) for part in pairs)
+        anchors, positives, negative_anchors, negatives = (part.to(device) for part in pairs)
+        # By anchor, so that the pairs of a tile stand together.
+        order, negative_order = anchors.argsort(), negative_anchors.argsort()
+        self.positives = (anchors[order], positives[order])
+        self.negatives = (negative_anchors[negative_order], negatives[negative_order])
         self.shape, self.device = shape, device
 
     def tiles(self, tile_rows: int) -> Iterator[Tile]:
@@ -89,16 +96,16 @@ class ListedPairs:
             tile_rows: rows of a tile.
         """
         total, columns = self.shape
-        anchors, positives, negative_anchors, negatives = self.pairs
         for start in range(0, total, tile_rows):
             rows = slice(start, min(start + tile_rows, total))
-            positive = self._mask(rows, anchors, positives)
-            negative = self._mask(rows, negative_anchors, negatives)
+            positive = self._mask(rows, *self.positives)
+            negative = self._mask(rows, *self.negatives)
             yield Tile(rows, slice(0, columns), positive, ~negative)
 
     def _mask(self, rows: slice, anchors: Tensor, partners: Tensor) -> Tensor:
         shape = (rows.stop - rows.start, self.shape[1])
         mask = torch.zeros(shape, dtype=torch.bool, device=self.device)
-        inside = (anchors >= rows.start) & (anchors < rows.stop)
-        mask[anchors[inside] - rows.start, partners[inside]] = True
+        ends = torch.tensor([rows.start, rows.stop], device=self.device)
+        begin, end = torch.searchsorted(anchors, ends).tolist()
+        mask[anchors[begin:end] - rows.start, partners[begin:end]] = True
         return mask

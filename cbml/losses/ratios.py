@@ -12,7 +12,12 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cbml.losses.options import check_number
+
 __all__ = ["Exponent", "LinearRatio", "QuadraticRatio"]
+
+# Similarities are float32 numbers, a ten-millionth apart near 1: a narrower scale sees only noise.
+SMALLEST_SCALE = 1e-6
 
 
 class Exponent(NamedTuple):
@@ -58,8 +63,10 @@ class LinearRatio:
     negative_scale: float = 0.01
 
     def __post_init__(self) -> None:
-        _check_finite(self, "positive_center", "negative_center")
-        _check_positive(self, "positive_scale", "negative_scale")
+        for name in ("positive_center", "negative_center"):
+            check_number(getattr(self, name), name)
+        for name in ("positive_scale", "negative_scale"):
+            check_number(getattr(self, name), name, at_least=SMALLEST_SCALE)
 
     @property
     def positive(self) -> Exponent:
@@ -92,8 +99,10 @@ class QuadraticRatio:
     negative_std: float
 
     def __post_init__(self) -> None:
-        _check_finite(self, "positive_mean", "negative_mean")
-        _check_positive(self, "positive_std", "negative_std")
+        for name in ("positive_mean", "negative_mean"):
+            check_number(getattr(self, name), name)
+        for name in ("positive_std", "negative_std"):
+            check_number(getattr(self, name), name, at_least=SMALLEST_SCALE)
 
     @property
     def negative(self) -> Exponent:
@@ -112,17 +121,3 @@ class QuadraticRatio:
         """The exponent of Φ_P."""
         quadratic, slope, constant = self.negative
         return Exponent(-quadratic, -slope, -constant)
-
-
-def _check_finite(ratio: object, *names: str) -> None:
-    for name in names:
-        value = getattr(ratio, name)
-        if not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {value}")
-
-
-def _check_positive(ratio: object, *names: str) -> None:
-    for name in names:
-        value = getattr(ratio, name)
-        if not (math.isfinite(value) and value > 0.0):
-            raise ValueError(f"{name} must be a number above zero, got {value}")

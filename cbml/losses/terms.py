@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from cbml.losses.inputs import as_labels, as_matrix, as_pairs, unit_rows
-from cbml.losses.kernel import Formula, pair_terms
+from cbml.losses.kernel import Formula, PairSums, pair_terms
 from cbml.losses.pairs import LabelPairs, ListedPairs
 
 __all__ = ["LossTerms", "compute_terms"]
@@ -52,7 +51,9 @@ def compute_terms(
     if (ref_emb is None) != (ref_labels is None):
         missing = "ref_emb" if ref_emb is None else "ref_labels"
         raise ValueError(f"ref_emb and ref_labels go together: {missing} is missing")
-    if ref_emb is embeddings:
+    if ref_emb is embeddings and ref_labels is not None:
+        if ref_labels is not labels and not torch.equal(ref_labels, labels):
+            raise ValueError("ref_emb is embeddings itself, but ref_labels differ from labels")
         ref_emb, ref_labels = None, None
     rows = as_matrix(embeddings, "embeddings")
     row_labels = as_labels(labels, rows, "labels")
@@ -89,38 +90,22 @@ class _PairLoss(torch.autograd.Function):
         if columns is not None:
             others, other_lengths = unit_rows(columns, "ref_emb")
         if len(unit) == 0 or len(others) == 0:
-            ctx.gradients = tuple(
-                torch.zeros_like(matrix) if matrix is not None else None
-                for matrix in (rows, columns)
-            )
-            return tuple(rows.new_zeros(4).unbind())
-
-        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
-        if indices_tuple is None:
-            row_order = torch.argsort(row_labels, stable=True)
-            column_order = row_order
-            if column_labels is not None:
-                column_order = torch.argsort(column_labels, stable=True)
-            sorted_columns = (row_labels if column_labels is None else column_labels)[column_order]
-            pairs: LabelPairs | ListedPairs = LabelPairs(
-                row_labels[row_order], sorted_columns, is_self=columns is None
-            )
+            sums = _no_pairs(rows, columns, formula)
+            row_order = column_order = None
         else:
-            row_order, column_order = None, None
-            pairs = ListedPairs(
-                as_pairs(indices_tuple, len(unit), len(others)),
-                (len(unit), len(others)),
-                unit.device,
+            pairs, row_order, column_order = _pairs_of(
+                row_labels, column_labels, indices_tuple, (len(unit), len(others))
             )
-        sums = pair_terms(
-            _ordered(unit, row_order),
-            None if columns is None else _ordered(others, column_order),
-            pairs,
-            formula,
-            wanted,
-        )
-        count = len(unit)
-        ctx.gradients = (
+            ordered = unit if row_order is None else unit[row_order]
+            ordered_others = None
+            if columns is not None:
+                ordered_others = others if column_order is None else others[column_order]
+            wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
+            sums = pair_terms(ordered, ordered_others, pairs, formula, wanted)
+        count = max(1, len(unit))
+        ctx.save_for_backward(
+            rows,
+            columns,
             _through_lengths(sums.grad_rows, row_order, unit, lengths * count),
             _through_lengths(sums.grad_columns, column_order, others, other_lengths * count),
         )
@@ -130,15 +115,62 @@ class _PairLoss(torch.autograd.Function):
         return (*means, total)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        rows, columns, grad_rows, grad_columns = ctx.saved_tensors
         scale = grad_outputs[-1]
-        found = tuple(None if grad is None else grad * scale for grad in ctx.gradients)
+        found = [
+            None if grad is None else _DifferentiatedOnce.apply(grad * scale, matrix)
+            for grad, matrix in ((grad_rows, rows), (grad_columns, columns))
+        ]
         return (*found, None, None, None, None)
 
 
-def _ordered(matrix: Tensor, order: Tensor | None) -> Tensor:
-    return matrix if order is None else matrix[order]
+class _DifferentiatedOnce(torch.autograd.Function):
+    """The gradient, as a function of the embeddings whose own derivative nobody has derived."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, matrix: Tensor) -> Tensor:
+        del ctx, matrix  # an argument, so that a second derivative by it comes here
+        return grad
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        raise RuntimeError(
+            "this loss can be differentiated once: its gradient is derived by hand, its second "
+            "derivative is not"
+        )
+
+
+def _pairs_of(
+    row_labels: Tensor,
+    column_labels: Tensor | None,
+    indices_tuple: tuple[Tensor, ...] | None,
+    shape: tuple[int, int],
+) -> tuple[LabelPairs | ListedPairs, Tensor | None, Tensor | None]:
+    """The pairs, and the orders of rows and columns that they are meant for (None: as it is)."""
+    if indices_tuple is not None:
+        listed = ListedPairs(as_pairs(indices_tuple, *shape), shape, row_labels.device)
+        return listed, None, None
+    row_order = torch.argsort(row_labels, stable=True)
+    sorted_labels = row_labels[row_order]
+    if column_labels is None:
+        return LabelPairs(sorted_labels, sorted_labels, is_self=True), row_order, row_order
+    column_order = torch.argsort(column_labels, stable=True)
+    pairs = LabelPairs(sorted_labels, column_labels[column_order], is_self=False)
+    return pairs, row_order, column_order
+
+
+def _no_pairs(rows: Tensor, columns: Tensor | None, formula: Formula) -> PairSums:
+    """The sums where there is nothing to compare: f(1) for each anchor, with zero gradients."""
+    silent = formula.averaging == "log" or formula.ratio is None or formula.skip_easy_anchors
+    each = rows.new_full((), 0.0 if silent else float(len(rows)))
+    return PairSums(
+        each,
+        each.clone(),
+        torch.zeros_like(each),
+        torch.zeros_like(rows),
+        None if columns is None else torch.zeros_like(columns),
+    )
 
 
 def _through_lengths(

@@ -83,7 +83,7 @@ class WithVariance(nn.Module):
     ) -> None:
         super().__init__()
         self.loss = loss
-        self.variance_weight = check_number(variance_weight, "variance_weight", above=0.0)
+        self.variance_weight = check_number(variance_weight, "variance_weight", at_least=0.0)
         self.variance = MetricVariance(target_mix=target_mix, reduction=variance_reduction)
 
     def forward(

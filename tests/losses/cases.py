@@ -92,6 +92,7 @@ def make_setting(chance: random.Random) -> Setting:
                 (0.5, 0.2, 0.2, 0.3),
                 (0.7, 0.3, 0.1, 0.3),
                 (0.2, 0.3, 0.6, 0.3),
+                (0.4, 0.3, 0.4, 0.3),
             ]
         )
         ratio = QuadraticRatio(

@@ -5,10 +5,12 @@ import random
 
 import pytest
 import torch
+from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
 from torch import Tensor
 
 from cbml import CBMLLoss, LinearRatio, MetricVariance, QuadraticRatio
-from cbml.losses import kernel
+from cbml.losses import PRODUCTS, kernel
+from tests.losses import autograd
 from tests.losses.cases import KINDS, distance_from_an_edge, make_batch, make_setting
 from tests.oracles import contrastive_bayesian as literal
 
@@ -37,10 +39,32 @@ def test_ten_thousand_generated_cases_equal_the_oracle(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_gradients_equal_autograd(kind: str) -> None:
+    """Within 1e-6 of what autograd makes of an independent form, entry by entry, in float64."""
+    chance = random.Random(f"cases {kind}")
+    compared = 0
+    for _ in range(1000):
+        rows, labels = make_batch(kind, chance)
+        setting = make_setting(chance)
+        if distance_from_an_edge(rows, labels, setting.oracle.epsilon) < 1e-12:
+            continue
+        rows = torch.nn.functional.normalize(rows)
+        ours, theirs = rows.clone().requires_grad_(), rows.clone().requires_grad_()
+        setting.loss(ours, labels).backward()
+        autograd.total(setting.loss, theirs, labels).backward()
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        scale = 1.0 + float(theirs.grad.abs().max())
+        assert float((ours.grad - theirs.grad).abs().max()) < 1e-6 * scale, setting.loss
+        compared += 1
+    assert compared >= (990 if kind not in {"duplicates", "opposite"} else 500)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_equal_differences_of_the_oracle(kind: str) -> None:
     """Central differences of the literal loss, in float64, along random directions."""
     chance = random.Random(f"gradients {kind}")
-    for _ in range(60):
+    for _ in range(20):
         rows, labels = make_batch(kind, chance)
         if kind == "huge and tiny lengths":
             rows = torch.nn.functional.normalize(rows) * 3.0
@@ -109,6 +133,7 @@ def test_tiles_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(kernel, "TILE_SIZE", tile_size)
             leaf, ref_leaf = rows.clone().requires_grad_(), refs.clone().requires_grad_()
             total = loss(leaf, labels) + loss(leaf, labels, None, ref_leaf, ref_labels)
+            total = total + loss(leaf, labels, get_all_pairs_indices(labels))
             total.backward()
             assert leaf.grad is not None
             assert ref_leaf.grad is not None
@@ -226,9 +251,90 @@ def test_the_embeddings_as_their_own_reference_are_the_batch_itself() -> None:
     assert torch.equal(loss(rows, labels, None, rows, labels), loss(rows, labels))
 
 
-def test_second_derivatives_are_refused() -> None:
+def test_second_derivatives_are_refused_in_words() -> None:
+    labels = torch.arange(6) % 2
+    rows = torch.randn(6, 4, requires_grad=True)
+    loss = CBMLLoss()(rows, labels)
+    (grad,) = torch.autograd.grad(loss, rows, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        (loss + grad.square().sum()).backward()
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        torch.autograd.functional.hessian(lambda x: CBMLLoss()(x, labels), rows)
+
+
+def test_a_second_backward_needs_retain_graph_as_everywhere() -> None:
     rows = torch.randn(6, 4, requires_grad=True)
     loss = CBMLLoss()(rows, torch.arange(6) % 2)
-    (grad,) = torch.autograd.grad(loss * rows.sum(), rows, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    loss.backward(retain_graph=True)
+    assert rows.grad is not None
+    once = rows.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(rows.grad, 2 * once)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_the_loss_works_in_a_compiled_function() -> None:
+    loss, labels = CBMLLoss(), torch.arange(12) % 3
+    plain, compiled = (torch.randn(12, 4).requires_grad_() for _ in range(2))
+    compiled.data.copy_(plain.data)
+
+    @torch.compile(backend="aot_eager")
+    def step(rows: Tensor) -> Tensor:
+        return loss(rows * 2.0, labels) + rows.sum()
+
+    step(compiled).backward()
+    (loss(plain * 2.0, labels) + plain.sum()).backward()
+    torch.testing.assert_close(compiled.grad, plain.grad)
+
+
+def test_only_the_total_carries_a_gradient() -> None:
+    for size in [0, 6]:
+        rows = torch.randn(size, 4, requires_grad=True)
+        terms = CBMLLoss().terms(rows, torch.arange(size) % 2)
+        assert terms.total.requires_grad
+        assert not terms.positive.requires_grad
+        assert not terms.negative.requires_grad
+        assert not terms.variance.requires_grad
+
+
+def test_exact_ties_at_the_edge_are_not_hard() -> None:
+    """Duplicates of a positive under the wrong label, ε = 0: s_n = min s_p is not above it."""
+    rows = torch.eye(8)[[0, 0, 0, 1, 1, 1, 0, 1, 0]]
+    labels = torch.arange(9) // 3
+    loss = CBMLLoss(ratio=PRODUCTS, mining_margin=0.0)
+    oracle = literal.Oracle(*literal.linear(0.5, 0.25, 0.5, 0.05), epsilon=0.0)
+    expected = literal.terms(oracle, rows.tolist(), labels.tolist())
+    for precision in [torch.float32, torch.float64]:
+        assert values(loss, rows.to(precision), labels) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("power", [-30, -25, -22, -21, -19, -15, -10, 0, 10, 15, 20, 25, 30])
+def test_the_length_of_the_rows_does_not_matter_in_float32(power: int) -> None:
+    rows, labels = torch.randn(20, 8, dtype=torch.float64), torch.arange(20) % 4
+    leaf = (rows * 10.0**power).float().requires_grad_()
+    loss = CBMLLoss.paper("sop")
+    found = loss(leaf, labels)
+    found.backward()
+    double = rows.requires_grad_()
+    expected = loss(double, labels)
+    expected.backward()
+    assert leaf.grad is not None
+    assert double.grad is not None
+    assert found.item() == pytest.approx(expected.item(), rel=1e-4)
+    scaled = leaf.grad.double() * 10.0**power
+    torch.testing.assert_close(scaled, double.grad, rtol=1e-2, atol=1e-4)
+
+
+def test_references_of_another_precision_and_no_references() -> None:
+    rows, labels = torch.randn(6, 4), torch.arange(6) % 2
+    loss = CBMLLoss()
+    refs = torch.randn(5, 4, dtype=torch.float64)
+    torch.testing.assert_close(
+        loss(rows, labels, None, refs, torch.arange(5) % 2),
+        loss(rows, labels, None, refs.float(), torch.arange(5) % 2),
+    )
+    nothing = (None, torch.empty(0, 4), torch.empty(0, dtype=torch.int64))
+    assert loss(rows, labels, *nothing).item() == 0.0
+    sqrt = CBMLLoss(averaging="sqrt", mining_margin=None)
+    assert sqrt(rows, labels, *nothing).item() == 2.0, "f(1) on either side"

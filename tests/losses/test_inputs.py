@@ -42,6 +42,10 @@ def with_row(row: int, value: float) -> torch.Tensor:
         ((ROWS, LABELS, None, with_row(1, 0.0), LABELS), "ref_emb holds only zeros.*rows: 1"),
         ((ROWS, LABELS, (LABELS, LABELS)), "indices_tuple must hold 3 tensors"),
         ((ROWS, LABELS, (LABELS, LABELS, LABELS[:2])), "anchors and partners differ in length"),
+        ((ROWS, LABELS, (LABELS, LABELS - 1, LABELS)), "the positives hold an index outside"),
+        ((ROWS, LABELS, (LABELS, LABELS.float(), LABELS)), "the positives must be a tensor of int"),
+        ((ROWS, LABELS, (LABELS, LABELS.bool(), LABELS)), "the positives must be a tensor of int"),
+        ((ROWS, LABELS, None, ROWS, LABELS + 1), "ref_labels differ from labels"),
         ((ROWS, LABELS, (LABELS, LABELS + 5, LABELS)), r"outside 0 \.\.\. 5"),
     ],
 )
@@ -61,6 +65,8 @@ def test_bad_input_names_the_argument(
         ),
         ({"delta": "derive"}, "delta must be one of 'derived'"),
         ({"delta": 0.0}, "delta must be above zero"),
+        ({"skip_easy_anchors": "false"}, "skip_easy_anchors must be True or False"),
+        ({"averaging": "sqrt", "delta": 1e38}, r"averaging='sqrt' sums exponentials"),
         ({"mining_margin": math.nan}, "mining_margin must be a finite number"),
         ({"variance_weight": -1.0}, "variance_weight must be a finite number of at least 0"),
         ({"variance_reduction": "max"}, "variance_reduction must be one of"),
@@ -81,7 +87,7 @@ def test_bad_options_are_refused_when_the_loss_is_made(
 
 
 def test_bad_ratios_and_datasets_are_refused() -> None:
-    with pytest.raises(ValueError, match="negative_scale must be a number above zero"):
+    with pytest.raises(ValueError, match=r"negative_scale must be .* at least 1e-06"):
         LinearRatio(negative_scale=0.0)
     with pytest.raises(ValueError, match="positive_mean must be a finite number"):
         QuadraticRatio(positive_mean=math.nan, positive_std=1, negative_mean=0, negative_std=1)

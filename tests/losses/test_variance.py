@@ -1,6 +1,5 @@
 """The constraint alone and beside other losses, and the table of all losses."""
 
-import inspect
 import random
 
 import pytest
@@ -63,16 +62,25 @@ def test_losses_is_a_plain_dict_of_modules() -> None:
             loss(misspelt_option=1)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("cbml_sqrt", {"averaging": "sqrt"}),
-        ("cbml_const", {"averaging": "const"}),
-        ("cbml_authors", {"variance_reduction": "sum", "skip_easy_anchors": True}),
-    ],
-)
-def test_variants_are_cbml_with_another_default(name: str, options: dict[str, object]) -> None:
+def test_variants_are_the_presets_under_a_name() -> None:
     rows, labels = torch.randn(30, 8), torch.arange(30) % 5
-    torch.testing.assert_close(LOSSES[name]()(rows, labels), CBMLLoss(**options)(rows, labels))  # type: ignore[arg-type]
-    assert "mining_margin" in inspect.signature(LOSSES[name]).parameters
-    assert LOSSES[name](variance_weight=0.5).variance_weight == 0.5
+    for name, preset in [
+        ("cbml_sqrt", CBMLLoss.paper("sop", averaging="sqrt")),
+        ("cbml_const", CBMLLoss.paper("sop", averaging="const")),
+        ("cbml_authors", CBMLLoss.authors("sop")),
+    ]:
+        variant = LOSSES[name](dataset="sop")
+        assert torch.equal(variant(rows, labels), preset(rows, labels))
+        assert torch.equal(variant.terms(rows, labels).total, preset(rows, labels))
+        assert not hasattr(variant, "paper"), "a preset of a preset could only mislead"
+    quarter = LOSSES["cbml_authors"](averaging="const")
+    assert quarter.loss.delta == 0.25
+
+
+def test_an_option_can_be_changed_between_two_steps() -> None:
+    rows, labels = torch.randn(30, 8), torch.arange(30) % 5
+    loss = CBMLLoss(variance_weight=0.0)
+    before = loss(rows, labels)
+    loss.variance_weight = 3.0
+    torch.testing.assert_close(loss(rows, labels), CBMLLoss(variance_weight=3.0)(rows, labels))
+    assert loss(rows, labels) > before

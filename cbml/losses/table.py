@@ -1,0 +1,17 @@
+"""All losses by name. A loss with proxies asks for `num_classes` and `embedding_size`."""
+
+from torch import nn
+
+from cbml.losses.contrastive_bayesian import CBMLLoss
+from cbml.losses.rivals import RIVALS
+from cbml.losses.variance import MetricVariance
+from cbml.losses.variants import VARIANTS
+
+__all__ = ["LOSSES"]
+
+LOSSES: dict[str, type[nn.Module]] = {
+    "cbml": CBMLLoss,
+    **VARIANTS,
+    "metric_variance": MetricVariance,
+    **RIVALS,
+}
