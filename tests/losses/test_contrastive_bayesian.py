@@ -274,6 +274,8 @@ def test_a_second_backward_needs_retain_graph_as_everywhere() -> None:
         loss.backward()
 
 
+# torch's tracer itself asks for .grad of tensors that are not leaves.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_the_loss_works_in_a_compiled_function() -> None:
     loss, labels = CBMLLoss(), torch.arange(12) % 3
     plain, compiled = (torch.randn(12, 4).requires_grad_() for _ in range(2))
