@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     from cbml.training import fit as fit
 
 _HOME = {
-    "CBMLLoss": "cbml.losses",
     "ClassBalancedSampler": "cbml.data",
-    "BACKBONES": "cbml.models",
-    "Embedder": "cbml.models",
-    "Execution": "cbml.models",
-    "Preprocessing": "cbml.models",
-    "embed": "cbml.models",
-    "export_onnx": "cbml.models",
-    "from_hub": "cbml.models",
-    "push_to_hub": "cbml.models",
+    "datasets": "cbml.data",
     "ImageSet": "cbml.data",
-    "LOSSES": "cbml.losses",
+    "evaluate": "cbml.evaluation",
+    "Scores": "cbml.evaluation",
+    "CBMLLoss": "cbml.losses",
     "LinearRatio": "cbml.losses",
+    "LOSSES": "cbml.losses",
     "MetricVariance": "cbml.losses",
     "QuadraticRatio": "cbml.losses",
-    "Scores": "cbml.evaluation",
-    "datasets": "cbml.data",
+    "BACKBONES": "cbml.models",
+    "embed": "cbml.models",
+    "Embedder": "cbml.models",
+    "Execution": "cbml.models",
+    "export_onnx": "cbml.models",
+    "from_hub": "cbml.models",
+    "Preprocessing": "cbml.models",
+    "push_to_hub": "cbml.models",
     "fit": "cbml.training",
-    "evaluate": "cbml.evaluation",
 }
 
 __version__ = "0.1.0"
-__all__ = sorted(_HOME)
+__all__ = sorted(_HOME)  # noqa: PLE0605 - one list of names is enough
 
 
 def __getattr__(name: str) -> Any:

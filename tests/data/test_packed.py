@@ -158,7 +158,7 @@ def test_work_goes_on_behind_the_sound_pictures(tmp_path: Path) -> None:
     images = picture_set(tmp_path / "set")
     whole = pack(images.paths, tmp_path / "whole", short_side=20)
 
-    class Stop(Exception):  # noqa: N818 - not an error
+    class Stop(Exception):
         pass
 
     def stop(done: int, _: int) -> None:
