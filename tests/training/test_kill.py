@@ -88,6 +88,7 @@ def test_kill_at_random_moments_loses_nothing(
 CASES = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("number", "code"), CASES)
 @pytest.mark.parametrize("moments", [2, pytest.param(25, marks=pytest.mark.slow)])
 def test_signals_end_a_run_in_order(
