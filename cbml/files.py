@@ -55,9 +55,9 @@ def write_json(path: Path, value: object) -> None:
         path: the file to create or replace.
         value: anything that JSON can hold.
     """
-    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    text = _json_text(value)
     with replaced_file(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
 
 
 def sha256(path: Path) -> str:
@@ -124,18 +124,25 @@ def load_folder(folder: Path, kind: str) -> tuple[dict[str, Path], dict[str, Any
 def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        manifest = json.loads(text)
     except FileNotFoundError:
         raise DamagedFile(f"{folder}: no {MANIFEST}; not a saved {kind!r} folder") from None
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path}: not readable as JSON ({error})") from None
-    if not (isinstance(manifest, dict) and manifest.pop("sha256", None) == _digest(manifest)):
+    as_written = isinstance(manifest, dict) and text == _json_text(manifest)
+    if not (as_written and manifest.pop("sha256", None) == _digest(manifest)):
         raise DamagedFile(f"{path}: altered, or not a manifest of this program; restore a copy")
     if not _well_formed(manifest):
         raise DamagedFile(f"{path}: not a manifest of this program")
     if manifest["kind"] != kind:
         raise DamagedFile(f"{path}: holds {manifest['kind']!r}, expected {kind!r}")
     return manifest
+
+
+def _json_text(value: object) -> str:
+    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    return text + "\n"
 
 
 def _digest(manifest: Mapping[str, object]) -> str:

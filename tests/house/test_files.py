@@ -167,7 +167,6 @@ def test_every_kind_of_damage_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     chance = random.Random(1)
     content = bytes(chance.randrange(256) for _ in range(300))
-    refused = 0
     for round_number in range(300):
         save(folder, content)
         victim = chance.choice(sorted(path for path in folder.iterdir() if path.is_file()))
@@ -181,13 +180,9 @@ def test_every_kind_of_damage_is_refused(tmp_path: Path) -> None:
         else:
             damaged.insert(place, 65)
         victim.write_bytes(damaged)
-        try:
-            assert read(folder) == content, "only white space between the manifest's words may pass"
-            assert victim.name == "manifest.json"
-        except DamagedFile:
-            refused += 1
+        with pytest.raises(DamagedFile):
+            read(folder)
         victim.unlink()
-    assert refused > 290
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", ".."])
@@ -198,7 +193,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> 
     manifest["parts"]["vectors.bin"]["file"] = name
     del manifest["sha256"]  # an attacker can compute it as well as we can
     manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    write_json(folder / "manifest.json", manifest)
     with pytest.raises(DamagedFile, match="not a manifest"):
         load_folder(folder, KIND)
 

@@ -175,14 +175,13 @@ def mutated(content: bytes, chance: random.Random) -> bytes:
 def check_mutated(saved: Path, count: int) -> None:
     chance = random.Random(0)
     originals = {path: path.read_bytes() for path in sorted(saved.iterdir())}
-    manifest = saved / "manifest.json"
     assert len(originals) == 3
     done = 0
     while done < count:
         victim = chance.choice(list(originals))
         damaged = mutated(originals[victim], chance)
-        if damaged == originals[victim] or (victim == manifest and _same_json(damaged, victim)):
-            continue  # nothing changed, or only the white space between the manifest's words
+        if damaged == originals[victim]:
+            continue
         victim.write_bytes(damaged)
         with pytest.raises(DamagedFile) as caught:
             Embedder.load(saved)
@@ -191,13 +190,6 @@ def check_mutated(saved: Path, count: int) -> None:
         victim.write_bytes(originals[victim])
         done += 1
     Embedder.load(saved)
-
-
-def _same_json(damaged: bytes, original: Path) -> bool:
-    try:
-        return bool(json.loads(damaged) == json.loads(original.read_bytes()))
-    except ValueError:
-        return False
 
 
 def test_100_mutated_models_are_refused(saved: Path) -> None:
