@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 
 from cbml.errors import BadData, DamagedFile
+from cbml.files import write_json
 from cbml.models import Embedder
 
 
@@ -209,7 +210,7 @@ def forge(folder: Path, name: str, content: bytes) -> None:
     entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     del manifest["sha256"]
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": digest}))
+    write_json(folder / "manifest.json", {**manifest, "sha256": digest})
 
 
 FORGED: list[dict[str, Any]] = [
