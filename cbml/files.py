@@ -137,7 +137,7 @@ def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
         raise DamagedFile(f"{path}: not a manifest of this program")
     if manifest["kind"] != kind:
         raise DamagedFile(f"{path}: holds {manifest['kind']!r}, expected {kind!r}")
-    return manifest
+    return dict(manifest)
 
 
 def _json_text(value: object) -> str:

@@ -16,8 +16,8 @@ P*_i and N*_i the hard ones among them:
     ∂L_2i/∂s_ij = 2/|N_i| (s_ij - m_N - γ² (m_P - m_N))    for negatives
                 = 2/|P_i| γ² (m_P - m_N)                    for positives
 
-Rows and columns are sorted by label, so that the positives of a tile of rows lie in one narrow
-band of columns, and everything that concerns positives touches the band only.
+Positives are few: they are taken out of a tile, (T, K), and everything that concerns them happens
+there, while the full tile, (T, R), sees negatives only.
 """
 
 import math
@@ -28,14 +28,14 @@ import torch
 from torch import Tensor
 
 from cbml.losses.options import Averaging
-from cbml.losses.pairs import LabelPairs, ListedPairs, Tile
+from cbml.losses.pairs import LabelPairs, LabelTile, ListedPairs, MaskedTile
 from cbml.losses.ratios import Exponent
 
 __all__ = ["Formula", "PairSums", "pair_terms"]
 
 
 # Rows of a tile, and the most similarities it may hold: 2**24 float32 numbers are 64 MiB, and two
-# such buffers exist at a time, and masks of the band.
+# such buffers exist at a time.
 TILE_ROWS = 256
 TILE_SIZE = 2**24
 # A term exp(x) beside one that is at least exp(0) changes no digit of their sum below these x.
@@ -129,25 +129,28 @@ class _Work:
     """The terms of one tile, then their gradient, in two buffers that are used again and again.
 
     Selecting by mask is slow on a processor, and so are exponentials that vanish into subnormal
-    numbers. The full tile is therefore touched by plain arithmetic only; masks meet the band.
+    numbers. The full tile is therefore touched by plain arithmetic only.
     """
 
     def __init__(
-        self, tile: Tile, similarity: Tensor, exponentials: Tensor, formula: Formula
+        self,
+        tile: LabelTile | MaskedTile,
+        similarity: Tensor,
+        exponentials: Tensor,
+        formula: Formula,
     ) -> None:
         self.tile, self.formula = tile, formula
         self.similarity = similarity  # (T, R): s, then s - m_N, then ∂/∂s
         self.exponentials = exponentials  # (T, R): exp(a - shift - cut) of the negatives
-        self.band = similarity[:, tile.band]  # a view, (T, W)
 
     def terms(self) -> Tensor:
         """Sums of L_P, L_N and L_2 over the tile's anchors, (3,)."""
         formula, tile = self.formula, self.tile
-        self.positives = self.band.clone()  # (T, W)
+        self.positives = tile.take(self.similarity)  # (T, K)
         variance = self._center_on_negatives()  # (T, 1)
         # From here on no maximum, comparison or exponential sees what is not a negative.
-        self.band.masked_fill_(tile.not_negative, -torch.inf)
-        self.keep = torch.ones_like(variance)  # (T, 1)
+        tile.blank(self.similarity, -torch.inf)
+        self.keep: Tensor | float = 1.0  # (T, 1), zero for anchors that are left out
         if formula.ratio is None:
             zero = torch.zeros_like(variance)
             return torch.cat((zero, zero, variance), dim=1).sum(dim=0)
@@ -171,44 +174,43 @@ class _Work:
     def gradient(self) -> Tensor:
         """∂/∂s of the tile's terms, which takes the place of the similarities, (T, R)."""
         formula, tile = self.formula, self.tile
-        strength = formula.variance_weight * 2.0 * self.keep * self.has_both_kinds  # (T, 1)
+        strength = self.has_both_kinds * (2.0 * formula.variance_weight) * self.keep  # (T, 1)
         if not formula.variance_sum:
             strength = strength / self.negative_count
         toward_target = strength * formula.target_mix**2 * self.gap  # γ² (m_P - m_N)
-        pull = toward_target * self.negative_count / self.positive_count  # (T, 1), then (T, W)
         if formula.ratio is None:
             self.similarity.mul_(strength).sub_(toward_target)
         else:
-            quadratic, slope, _ = formula.ratio[0]
-            steepness = (2.0 * quadratic) * self.positives + slope if quadratic else slope
-            pull = pull + self.positive_weights * self.keep * steepness
             push = self._push_per_exponential(formula.ratio[1]) * self.keep
             if formula.variance_weight:
                 self.similarity.mul_(strength).sub_(toward_target).addcmul_(self.exponentials, push)
             else:
                 torch.mul(self.exponentials, push, out=self.similarity)
-        self.band.masked_fill_(tile.not_negative, 0.0)
-        self.band.addcmul_(self.is_positive, pull)
+        tile.blank(self.similarity, 0.0)
+        pull = self.is_positive * (toward_target * self.negative_count / self.positive_count)
+        if formula.ratio is not None:
+            quadratic, slope, _ = formula.ratio[0]
+            steepness = (2.0 * quadratic) * self.positives + slope if quadratic else slope
+            pull.addcmul_(self.pulls, self.pull_weight * self.keep * steepness)
+        tile.add(self.similarity, pull)
         return self.similarity
 
     def _center_on_negatives(self) -> Tensor:
         """L_2 of each anchor, (T, 1); leaves s - m_N, so that no later difference loses digits."""
-        formula, kind = self.formula, self.similarity.dtype
-        self.is_positive = self.tile.positive.to(kind)  # (T, W)
-        negative = (~self.tile.not_negative).to(kind)
-        outside = self.similarity.shape[1] - self.band.shape[1]
+        formula, tile, kind = self.formula, self.tile, self.similarity.dtype
+        self.is_positive = tile.positive.to(kind)  # (T, K)
         positives = self.is_positive.sum(dim=1, keepdim=True)
-        negatives = negative.sum(dim=1, keepdim=True) + outside
+        negatives = tile.negative_count.to(kind)
         self.counts = (positives, negatives)
         self.has_both_kinds = (positives * negatives).clamp(max=1.0)  # 1 where there is a target ξ
         self.positive_count = positives.clamp(min=1.0)
         self.negative_count = negatives.clamp(min=1.0)
-        self.band.mul_(negative)
+        tile.blank(self.similarity, 0.0)
         self.negative_mean = self.similarity.sum(dim=1, keepdim=True) / self.negative_count
         positive_sum = (self.positives * self.is_positive).sum(dim=1, keepdim=True)
         self.gap = (positive_sum / self.positive_count - self.negative_mean) * self.has_both_kinds
         self.similarity.sub_(self.negative_mean)
-        self.band.mul_(negative)
+        tile.blank(self.similarity, 0.0)
         spread: Tensor = torch.linalg.vector_norm(self.similarity, dim=1, keepdim=True).square()
         about_target = spread + self.negative_count * (formula.target_mix * self.gap).square()
         if not formula.variance_sum:
@@ -216,16 +218,18 @@ class _Work:
         return about_target * self.has_both_kinds
 
     def _positive_term(self, hard: Tensor, exponent: Exponent) -> Tensor:
-        """L_P of each anchor, (T, 1); leaves ∂L_P/∂a in `positive_weights`, (T, W)."""
+        """L_P of each anchor, (T, 1); leaves exp(a - shift) in `pulls`, (T, K)."""
         quadratic, slope, constant = exponent
         exponents = self.positives * slope + (constant + self._log_delta(0))
         if quadratic:
             exponents.addcmul_(self.positives, self.positives, value=quadratic)
         exponents.masked_fill_(~hard, -torch.inf)
         shift = exponents.amax(dim=1, keepdim=True).clamp(min=0.0)
-        self.positive_weights = exponents.sub_(shift).exp_()
-        value, weight = self._average(shift, self.positive_weights.sum(dim=1, keepdim=True))
-        self.positive_weights.mul_(weight)
+        # Exponentials of -inf are slow, too: they are cut at a number and taken out behind it.
+        least = 2.0 * _NEGLIGIBLE[exponents.dtype]
+        self.pulls = exponents.sub_(shift).clamp_(min=least).exp_()
+        torch.threshold_(self.pulls, 1.01 * math.exp(least), 0.0)
+        value, self.pull_weight = self._average(shift, self.pulls.sum(dim=1, keepdim=True))
         return value
 
     def _negative_term(self, hardest: Tensor, threshold: Tensor, exponent: Exponent) -> Tensor:

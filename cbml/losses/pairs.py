@@ -1,73 +1,144 @@
-"""Which pairs are positive and negative, tile by tile of rows."""
+"""Which pairs are positive and negative, tile by tile of rows.
+
+A tile hands out the few similarities that are not of negatives, and writes over them in place. Two
+kinds do it in their own way: by the places of each row's class, or by masks.
+"""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["LabelPairs", "ListedPairs", "Tile"]
+__all__ = ["LabelPairs", "LabelTile", "ListedPairs", "MaskedTile"]
 
 
-class Tile(NamedTuple):
-    """Some rows, the columns where their positives can be, and the kinds of pairs there.
+class LabelTile:
+    """Rows whose positives are the columns of their own class, K places for each row.
 
-    Columns outside the band are negatives of every row of the tile.
+    A smaller class repeats its last place.
 
     Args:
         rows: which rows. T of them
-        band: which columns. W of them
-        positive: the positive pairs in the band. (T, W)
-        not_negative: the pairs in the band that are not negative. (T, W)
+        places: columns of the row's class. (T, K)
+        positive: the places that are positive pairs. (T, K)
+        sizes: how many columns share the row's label. (T, 1)
+        columns: how many columns there are. R
     """
 
-    rows: slice
-    band: slice
-    positive: Tensor
-    not_negative: Tensor
+    def __init__(
+        self, rows: slice, places: Tensor, positive: Tensor, sizes: Tensor, columns: int
+    ) -> None:
+        self.rows, self.places, self.positive = rows, places, positive
+        self.negative_count = columns - sizes  # (T, 1)
+        self._found = sizes > 0  # where the class has no column, the places mean nothing
+
+    def take(self, similarity: Tensor) -> Tensor:
+        """A copy of the similarities at the places, (T, K).
+
+        Args:
+            similarity: of the tile. (T, R)
+        """
+        return similarity.gather(1, self.places)
+
+    def blank(self, similarity: Tensor, value: float) -> None:
+        """Write a value over everything that is not a negative.
+
+        Args:
+            similarity: of the tile, changed. (T, R)
+            value: what to write.
+        """
+        current = similarity.gather(1, self.places)
+        similarity.scatter_(1, self.places, torch.where(self._found, value, current))
+
+    def add(self, similarity: Tensor, values: Tensor) -> None:
+        """Add to the similarities at the places.
+
+        Args:
+            similarity: of the tile, changed. (T, R)
+            values: zero wherever the pair is not positive. (T, K)
+        """
+        similarity.scatter_add_(1, self.places, values)
+
+
+class MaskedTile:
+    """Rows with positives and negatives anywhere, as masks say.
+
+    Args:
+        rows: which rows. T of them
+        positive: the positive pairs. (T, R)
+        negative: the negative pairs. (T, R)
+    """
+
+    def __init__(self, rows: slice, positive: Tensor, negative: Tensor) -> None:
+        self.rows, self.positive = rows, positive
+        self._not_negative = ~negative
+        self.negative_count = negative.sum(dim=1, keepdim=True)  # (T, 1)
+
+    def take(self, similarity: Tensor) -> Tensor:
+        """A copy of all similarities, (T, R).
+
+        Args:
+            similarity: of the tile. (T, R)
+        """
+        return similarity.clone()
+
+    def blank(self, similarity: Tensor, value: float) -> None:
+        """Write a value over everything that is not a negative.
+
+        Args:
+            similarity: of the tile, changed. (T, R)
+            value: what to write.
+        """
+        similarity.masked_fill_(self._not_negative, value)
+
+    def add(self, similarity: Tensor, values: Tensor) -> None:
+        """Add to the similarities.
+
+        Args:
+            similarity: of the tile, changed. (T, R)
+            values: zero wherever the pair is not positive. (T, R)
+        """
+        similarity.add_(values)
 
 
 class LabelPairs:
-    """Positives share the label, negatives do not; both label lists are sorted.
+    """Positives share the label, negatives do not.
 
     Args:
-        labels: of the rows, ascending. (B,)
-        column_labels: of the columns, ascending. (R,)
-        is_self: rows and columns are the same pictures; a picture is no pair with itself.
+        labels: of the rows. (B,)
+        column_labels: of the columns; None where they are the rows, and a picture is then no pair
+            with itself. (R,)
     """
 
-    def __init__(self, labels: Tensor, column_labels: Tensor, is_self: bool) -> None:
-        self.labels, self.column_labels, self.is_self = labels, column_labels, is_self
+    def __init__(self, labels: Tensor, column_labels: Tensor | None) -> None:
+        self.is_self = column_labels is None
+        ordered, self.order = (labels if column_labels is None else column_labels).sort(stable=True)
+        self.first = torch.searchsorted(ordered, labels)  # (B,)
+        self.sizes = torch.searchsorted(ordered, labels, right=True) - self.first  # (B,)
 
-    def tiles(self, tile_rows: int) -> Iterator[Tile]:
+    def tiles(self, tile_rows: int) -> Iterator[LabelTile]:
         """The tiles from top to bottom.
 
         Args:
             tile_rows: rows of a tile.
         """
-        total = len(self.labels)
-        if total <= tile_rows and len(self.column_labels) <= 2 * tile_rows:
-            yield self._tile(slice(0, total), slice(0, len(self.column_labels)))
-            return
-        starts = range(0, total, tile_rows)
-        first = self.labels[list(starts)]
-        last = self.labels[[min(start + tile_rows, total) - 1 for start in starts]]
-        left = torch.searchsorted(self.column_labels, first).tolist()
-        right = torch.searchsorted(self.column_labels, last, right=True).tolist()
-        for start, begin, end in zip(starts, left, right, strict=True):
-            # A band is never empty, even where no reference shares a label with these rows.
-            begin = min(begin, len(self.column_labels) - 1)
-            band = slice(begin, max(end, begin + 1))
-            yield self._tile(slice(start, min(start + tile_rows, total)), band)
+        sizes: list[int] = self.sizes.tolist()
+        for start in range(0, len(sizes), tile_rows):
+            rows = slice(start, min(start + tile_rows, len(sizes)))
+            yield self._tile(rows, max(1, *sizes[rows]))
 
-    def _tile(self, rows: slice, band: slice) -> Tile:
-        same = self.labels[rows, None] == self.column_labels[None, band]  # (T, W)
-        positive = same
+    def _tile(self, rows: slice, width: int) -> LabelTile:
+        steps = torch.arange(width, device=self.order.device)  # (K,)
+        sizes = self.sizes[rows, None]  # (T, 1)
+        last = (sizes - 1).clamp(min=0)
+        # A class without columns may begin behind the last one.
+        first = self.first[rows, None].clamp(max=len(self.order) - 1)
+        places = self.order[first + torch.minimum(steps, last)]  # (T, K)
+        positive = steps < sizes
         if self.is_self:
-            row_index = torch.arange(rows.start, rows.stop, device=same.device)
-            column_index = torch.arange(band.start, band.stop, device=same.device)
-            positive = same & (row_index[:, None] != column_index[None, :])
-        return Tile(rows, band, positive, same)
+            own = torch.arange(rows.start, rows.stop, device=places.device)
+            positive &= places != own[:, None]
+        return LabelTile(rows, places, positive, sizes, len(self.order))
 
 
 class ListedPairs:
@@ -89,18 +160,17 @@ class ListedPairs:
         self.negatives = (negative_anchors[negative_order], negatives[negative_order])
         self.shape, self.device = shape, device
 
-    def tiles(self, tile_rows: int) -> Iterator[Tile]:
-        """The tiles from top to bottom; their band is the whole row.
+    def tiles(self, tile_rows: int) -> Iterator[MaskedTile]:
+        """The tiles from top to bottom.
 
         Args:
             tile_rows: rows of a tile.
         """
-        total, columns = self.shape
-        for start in range(0, total, tile_rows):
-            rows = slice(start, min(start + tile_rows, total))
-            positive = self._mask(rows, *self.positives)
-            negative = self._mask(rows, *self.negatives)
-            yield Tile(rows, slice(0, columns), positive, ~negative)
+        for start in range(0, self.shape[0], tile_rows):
+            rows = slice(start, min(start + tile_rows, self.shape[0]))
+            yield MaskedTile(
+                rows, self._mask(rows, *self.positives), self._mask(rows, *self.negatives)
+            )
 
     def _mask(self, rows: slice, anchors: Tensor, partners: Tensor) -> Tensor:
         shape = (rows.stop - rows.start, self.shape[1])

@@ -91,23 +91,19 @@ class _PairLoss(torch.autograd.Function):
             others, other_lengths = unit_rows(columns, "ref_emb")
         if len(unit) == 0 or len(others) == 0:
             sums = _no_pairs(rows, columns, formula)
-            row_order = column_order = None
         else:
-            pairs, row_order, column_order = _pairs_of(
-                row_labels, column_labels, indices_tuple, (len(unit), len(others))
-            )
-            ordered = unit if row_order is None else unit[row_order]
-            ordered_others = None
-            if columns is not None:
-                ordered_others = others if column_order is None else others[column_order]
             wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
-            sums = pair_terms(ordered, ordered_others, pairs, formula, wanted)
+            pairs: LabelPairs | ListedPairs = LabelPairs(row_labels, column_labels)
+            if indices_tuple is not None:
+                shape = (len(unit), len(others))
+                pairs = ListedPairs(as_pairs(indices_tuple, *shape), shape, unit.device)
+            sums = pair_terms(unit, None if columns is None else others, pairs, formula, wanted)
         count = max(1, len(unit))
         ctx.save_for_backward(
             rows,
             columns,
-            _through_lengths(sums.grad_rows, row_order, unit, lengths * count),
-            _through_lengths(sums.grad_columns, column_order, others, other_lengths * count),
+            _through_lengths(sums.grad_rows, unit, lengths * count),
+            _through_lengths(sums.grad_columns, others, other_lengths * count),
         )
         means = [term / count for term in (sums.positive, sums.negative, sums.variance)]
         total = means[0] + means[1] + formula.variance_weight * means[2]
@@ -141,25 +137,6 @@ class _DifferentiatedOnce(torch.autograd.Function):
         )
 
 
-def _pairs_of(
-    row_labels: Tensor,
-    column_labels: Tensor | None,
-    indices_tuple: tuple[Tensor, ...] | None,
-    shape: tuple[int, int],
-) -> tuple[LabelPairs | ListedPairs, Tensor | None, Tensor | None]:
-    """The pairs, and the orders of rows and columns that they are meant for (None: as it is)."""
-    if indices_tuple is not None:
-        listed = ListedPairs(as_pairs(indices_tuple, *shape), shape, row_labels.device)
-        return listed, None, None
-    row_order = torch.argsort(row_labels, stable=True)
-    sorted_labels = row_labels[row_order]
-    if column_labels is None:
-        return LabelPairs(sorted_labels, sorted_labels, is_self=True), row_order, row_order
-    column_order = torch.argsort(column_labels, stable=True)
-    pairs = LabelPairs(sorted_labels, column_labels[column_order], is_self=False)
-    return pairs, row_order, column_order
-
-
 def _no_pairs(rows: Tensor, columns: Tensor | None, formula: Formula) -> PairSums:
     """The sums where there is nothing to compare: f(1) for each anchor, with zero gradients."""
     silent = formula.averaging == "log" or formula.ratio is None or formula.skip_easy_anchors
@@ -173,13 +150,9 @@ def _no_pairs(rows: Tensor, columns: Tensor | None, formula: Formula) -> PairSum
     )
 
 
-def _through_lengths(
-    grad: Tensor | None, order: Tensor | None, unit: Tensor, lengths: Tensor
-) -> Tensor | None:
-    """The gradient of the embeddings from that of their unit vectors, back in their own order."""
+def _through_lengths(grad: Tensor | None, unit: Tensor, lengths: Tensor) -> Tensor | None:
+    """The gradient of the embeddings from that of their unit vectors."""
     if grad is None:
         return None
-    if order is not None:
-        grad = torch.empty_like(grad).index_copy_(0, order, grad)
     along = (grad * unit).sum(dim=1, keepdim=True)
     return grad.addcmul_(unit, along, value=-1.0).div_(lengths)
