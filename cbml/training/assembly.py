@@ -155,7 +155,12 @@ def build_execution(recipe: Recipe, model: Embedder) -> Execution:
     """
     default = Execution.default(next(model.parameters()).device)
     chosen = default.precision if recipe.precision == "default" else recipe.precision
-    return Execution(channels_last=default.channels_last, precision=chosen, compile=recipe.compile)
+    return Execution(
+        channels_last=default.channels_last,
+        precision=chosen,
+        compile=recipe.compile,
+        fold=default.fold,
+    )
 
 
 def build_batches(recipe: Recipe, images: ImageSet, team: Team) -> Batches:

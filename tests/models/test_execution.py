@@ -62,11 +62,12 @@ def test_a_compiled_model_gives_the_same_vectors() -> None:
 
 
 def test_the_default_on_a_cpu_is_channels_last_in_float32() -> None:
-    assert Execution.default("cpu") == Execution(channels_last=True)
+    assert Execution.default("cpu") == Execution(channels_last=True, fold=True)
     assert Execution.default("cpu").as_dict() == {
         "channels_last": True,
         "precision": "float32",
         "compile": False,
+        "fold": True,
     }
     assert not Execution.default("mps").channels_last
 
