@@ -204,3 +204,9 @@ def test_the_wrong_kind_and_no_manifest_are_named(tmp_path: Path) -> None:
         load_folder(tmp_path / "saved", "other")
     with pytest.raises(DamagedFile, match=r"no manifest\.json"):
         load_folder(tmp_path, KIND)
+
+
+def test_a_manifest_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(DamagedFile, match="not readable as JSON"):
+        load_folder(tmp_path, KIND)

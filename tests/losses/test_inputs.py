@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,3 +106,11 @@ def test_the_largest_exponent_is_found_inside_and_at_the_ends() -> None:
             exponent.quadratic * s * s + exponent.slope * s + exponent.constant for s in places
         )
         assert exponent.largest() == pytest.approx(brute, abs=1e-4)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    loss = CBMLLoss(
+        variance_weight=np.float32(0.5), ratio=LinearRatio(negative_scale=np.float64(0.1))
+    )
+    assert loss.variance_weight == 0.5
+    assert loss(ROWS, LABELS).isfinite()

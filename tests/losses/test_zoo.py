@@ -1,4 +1,4 @@
-"""What every rival loss must do; a member without a case here fails."""
+"""What every loss of the table must do; a member without a case here fails."""
 
 import inspect
 import io
@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cbml import LOSSES
+from cbml.losses import PRODUCTS
 from cbml.losses.rivals import RIVALS
 
 CLASSES, EACH, WIDTH = 4, 4, 8
@@ -21,6 +23,8 @@ class Case(NamedTuple):
     parameter: str | None = None
     class_dimension: int = 0
     uses_all_pairs: bool = False
+    floor: float = 0.0  # what the loss tends to when every pair is right
+    separates: bool = True  # whether it alone tells classes apart
 
 
 PROXIES = {"num_classes": CLASSES, "embedding_size": WIDTH}
@@ -28,12 +32,18 @@ CASES = {
     "angular": Case(uses_all_pairs=True),
     "arcface": Case(PROXIES, "_loss.W", 1),
     "binomial_deviance": Case(uses_all_pairs=True),
+    # The constants for CUB push negatives above 0.85 only, where so few pictures stay crowded.
+    "cbml": Case({"ratio": PRODUCTS}),
+    "cbml_authors": Case({"dataset": "sop"}),
+    "cbml_const": Case({"dataset": "sop"}, floor=2.0),
+    "cbml_sqrt": Case({"dataset": "sop"}, floor=2.0),
     "circle": Case(uses_all_pairs=True),
     "contrastive": Case(uses_all_pairs=True),
     "fast_ap": Case(),
     "histogram": Case(uses_all_pairs=True),
     "lifted_structure": Case(uses_all_pairs=True),
     "margin": Case({"num_classes": CLASSES}, "_loss.beta"),
+    "metric_variance": Case(separates=False),
     "multi_similarity": Case(),
     "multi_similarity_xbm": Case({"embedding_size": WIDTH, "memory_size": 40, "warmup_steps": 1}),
     "n_pair": Case(uses_all_pairs=True),
@@ -47,15 +57,16 @@ CASES = {
     "triplet_semihard": Case(),
     "tuplet_margin": Case(uses_all_pairs=True),
 }
+every_loss = pytest.mark.parametrize("name", sorted(LOSSES))
 every_rival = pytest.mark.parametrize("name", sorted(RIVALS))
 
 
-def test_every_rival_has_a_case() -> None:
-    assert set(CASES) == set(RIVALS)
+def test_every_loss_has_a_case() -> None:
+    assert set(CASES) == set(LOSSES)
 
 
 def build(name: str) -> nn.Module:
-    return RIVALS[name](**CASES[name].options)
+    return LOSSES[name](**CASES[name].options)
 
 
 def parameter_of(name: str, loss: nn.Module) -> Tensor:
@@ -70,7 +81,7 @@ def batch(seed: int = 0, noise: float = 1.0) -> tuple[Tensor, Tensor]:
     return embeddings + 2.0 * torch.eye(WIDTH)[labels], labels
 
 
-@every_rival
+@every_loss
 def test_is_finite_and_more_than_zero(name: str) -> None:
     value = build(name)(*batch())
     assert value.shape == ()
@@ -88,7 +99,7 @@ def separation(embeddings: Tensor, labels: Tensor) -> float:
     return float(similarity[same].mean() - similarity[~same].mean())
 
 
-@every_rival
+@every_loss
 def test_decreases_on_separable_data(name: str) -> None:
     pictures, labels = batch(noise=0.3)
     generator = torch.Generator().manual_seed(0)
@@ -105,11 +116,14 @@ def test_decreases_on_separable_data(name: str) -> None:
         value.backward()
         optimizer.step()
         values.append(value.item())
-    assert sum(values[-4:]) < 0.8 * sum(values[1:5])  # step 0 of the memory is its warm-up
-    assert separation(network(pictures), labels) > before + 0.05
+    case = CASES[name]
+    first = sum(values[1:5]) - 4 * case.floor  # step 0 of the memory is its warm-up
+    assert sum(values[-4:]) - 4 * case.floor < 0.8 * first
+    if case.separates:
+        assert separation(network(pictures), labels) > before + 0.05
 
 
-@every_rival
+@every_loss
 def test_own_parameters_are_learned(name: str) -> None:
     loss = build(name)
     if CASES[name].parameter is None:
@@ -139,7 +153,7 @@ def forced_batch() -> tuple[Tensor, Tensor]:
     return embeddings[:5], torch.tensor([0, 0, 0, 0, 1])
 
 
-@every_rival
+@every_loss
 def test_order_does_not_matter(name: str) -> None:
     embeddings, labels = forced_batch() if name == "margin" else batch()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(5))
@@ -149,7 +163,7 @@ def test_order_does_not_matter(name: str) -> None:
         torch.testing.assert_close(*values)
 
 
-@every_rival
+@every_loss
 def test_names_of_labels_do_not_matter(name: str) -> None:
     embeddings, labels = forced_batch() if name == "margin" else batch()
     renamed = torch.tensor([2, 0, 3, 1])
@@ -170,7 +184,7 @@ def test_names_of_labels_do_not_matter(name: str) -> None:
             torch.testing.assert_close(values[0], losses[2](embeddings, far_names))
 
 
-@every_rival
+@every_loss
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_computes_in_float32(name: str, dtype: torch.dtype) -> None:
     embeddings, labels = batch()
@@ -199,7 +213,7 @@ def corner_batches() -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
-@every_rival
+@every_loss
 @pytest.mark.parametrize("corner", sorted(corner_batches()))
 def test_corners_are_finite_and_have_a_graph(name: str, corner: str) -> None:
     loss = build(name)
@@ -226,15 +240,15 @@ def test_no_references_are_no_pairs(name: str) -> None:
             loss(embeddings, labels, None, embeddings[:2], labels[:2])
 
 
-@every_rival
+@every_loss
 def test_misspelt_and_nameless_options_are_refused(name: str) -> None:
     with pytest.raises(TypeError, match="no_such_option"):
-        RIVALS[name](**CASES[name].options, no_such_option=1)
+        LOSSES[name](**CASES[name].options, no_such_option=1)
     with pytest.raises(TypeError, match="positional"):
-        RIVALS[name](1.0, **CASES[name].options)
+        LOSSES[name](1.0, **CASES[name].options)
 
 
-@every_rival
+@every_loss
 def test_a_saved_loss_goes_on_equally(name: str) -> None:
     unbroken = build(name)
     optimizer = torch.optim.SGD([*unbroken.parameters(), nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -252,7 +266,7 @@ def test_a_saved_loss_goes_on_equally(name: str) -> None:
         assert torch.equal(unbroken(*batch(seed)), resumed(*batch(seed)))
 
 
-@every_rival
+@every_loss
 def test_global_randomness_is_neither_read_nor_moved(name: str) -> None:
     values = []
     for seed in (1, 2):
@@ -279,7 +293,7 @@ def test_listing_all_pairs_is_the_same_as_listing_none(name: str) -> None:
         torch.testing.assert_close(value, loss(embeddings, labels))
 
 
-@every_rival
+@every_loss
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gives_the_same_on_a_gpu(name: str) -> None:
     embeddings, labels = forced_batch() if name == "margin" else batch()
@@ -289,7 +303,7 @@ def test_gives_the_same_on_a_gpu(name: str) -> None:
         torch.testing.assert_close(here(embeddings, labels), value.cpu(), rtol=1e-4, atol=1e-4)
 
 
-@every_rival
+@every_loss
 def test_bad_input_is_named(name: str) -> None:
     embeddings, labels = batch()
     loss = build(name)
