@@ -1,6 +1,5 @@
 """`cbml train`: a model from pictures."""
 
-import inspect
 import json
 import os
 import sys
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from cbml.training import Recipe
 
 __all__ = ["verb"]
-
-_RATIO = "ratio."
 
 
 def verb(
@@ -126,50 +123,11 @@ def _planned(
 
 
 def _make_loss(recipe: "Recipe", classes: int) -> "nn.Module":
-    """The loss of a recipe; what only the pictures and the model can tell is filled in."""
-    import difflib
+    from cbml.losses import build_loss
 
-    from cbml.losses import LOSSES
-
-    if recipe.loss not in LOSSES:
-        near = difflib.get_close_matches(recipe.loss, LOSSES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(LOSSES))}"
-        raise ValueError(f"loss {recipe.loss!r}: no such loss; {hint}")
-    kind = LOSSES[recipe.loss]
-    known = inspect.signature(kind).parameters
-    given: dict[str, Any] = {"num_classes": classes, "embedding_size": recipe.dim}
-    options = {name: value for name, value in given.items() if name in known}
-    if "seed" in known:
-        options["seed"] = recipe.seed
-    if "ratio" in known:
-        options["ratio"] = _ratio(recipe.loss_options)
-    for name, value in recipe.loss_options.items():
-        if name == "ratio" or name.startswith(_RATIO):
-            if "ratio" not in known:
-                raise ValueError(f"loss.{name}: {recipe.loss} has no such option")
-            continue
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean 'loss.{near[0]}'?" if near else f"known: {', '.join(known)}"
-            raise ValueError(f"loss.{name}: {recipe.loss} has no such option; {hint}")
-        options[name] = value
-    return kind(**options)
-
-
-def _ratio(options: Any) -> Any:
-    """The likelihood ratio: a named one, with single numbers replaced."""
-    import dataclasses
-
-    from cbml.losses import FINE_GRAINED, PRODUCTS
-
-    named = {"fine_grained": FINE_GRAINED, "products": PRODUCTS}
-    name = options.get("ratio", "products")
-    if name not in named:
-        raise ValueError(f"loss.ratio={name}: use one of {', '.join(named)}")
-    changes = {
-        key.removeprefix(_RATIO): value for key, value in options.items() if key.startswith(_RATIO)
-    }
-    return dataclasses.replace(named[name], **changes)
+    return build_loss(
+        recipe.loss, recipe.loss_options, classes=classes, dim=recipe.dim, seed=recipe.seed
+    )
 
 
 def _print_outcome(folder: Path, fitted: Any, test: Any, as_json: bool) -> None:

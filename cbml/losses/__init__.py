@@ -6,6 +6,7 @@ takes a second to import, and many users want one loss.
 
 from typing import TYPE_CHECKING, Any
 
+from cbml.losses.build import build_loss
 from cbml.losses.contrastive_bayesian import FINE_GRAINED, PRODUCTS, CBMLLoss
 from cbml.losses.ratios import LinearRatio, QuadraticRatio
 from cbml.losses.terms import LossTerms
@@ -24,6 +25,7 @@ __all__ = [
     "MetricVariance",
     "QuadraticRatio",
     "WithVariance",
+    "build_loss",
 ]
 
 

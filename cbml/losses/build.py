@@ -1,0 +1,106 @@
+"""A loss from its name and plain options, as a command line or a table of runs has them."""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from cbml.losses.contrastive_bayesian import FINE_GRAINED, PRODUCTS
+from cbml.losses.ratios import LinearRatio, QuadraticRatio
+from cbml.losses.variance import WithVariance
+
+__all__ = ["build_loss"]
+
+RATIOS: dict[str, LinearRatio | QuadraticRatio] = {
+    "fine_grained": FINE_GRAINED,
+    "products": PRODUCTS,
+}
+_RATIO = "ratio."
+_CONSTRAINT = ("variance_weight", "target_mix", "variance_reduction")
+
+
+def build_loss(
+    name: str, options: Mapping[str, Any], *, classes: int, dim: int, seed: int
+) -> nn.Module:
+    """The loss of a name with options; what only the pictures and the model tell is filled in.
+
+    Beside a loss's own options there are two families:
+
+        ratio, ratio.<number>    for losses with a likelihood ratio: "products" (the default) or
+                                 "fine_grained", and single numbers of it replaced; "quadratic"
+                                 with all four numbers given
+        variance_weight, target_mix, variance_reduction
+                                 for any loss: given `variance_weight`, a loss that lacks the
+                                 variance constraint gets it, as in the paper's MS + MVC
+
+    Args:
+        name: in the table of losses.
+        options: by name; a misspelt one is a ValueError that names the nearest.
+        classes: for losses with proxies.
+        dim: of the embeddings, for losses with proxies.
+        seed: for losses that draw start values.
+    """
+    from cbml.losses.table import LOSSES  # brings pytorch-metric-learning along
+
+    if name not in LOSSES:
+        raise ValueError(f"loss {name!r}: no such loss; {_hint(name, LOSSES)}")
+    known = inspect.signature(LOSSES[name]).parameters
+    given = {"num_classes": classes, "embedding_size": dim, "seed": seed}
+    own = {option: value for option, value in given.items() if option in known}
+    constraint: dict[str, Any] = {}
+    if "ratio" in known:
+        own["ratio"] = _ratio(options)
+    for option, value in options.items():
+        if "ratio" in known and (option == "ratio" or option.startswith(_RATIO)):
+            continue
+        if option in known:
+            own[option] = value
+        elif option in _CONSTRAINT and "variance_weight" not in known:
+            constraint[option] = value
+        else:
+            hint = _hint(option, known, "loss.")
+            raise ValueError(f"loss.{option}: {name} has no such option; {hint}")
+    return _with_constraint(LOSSES[name](**own), constraint)
+
+
+def _with_constraint(loss: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+    if not options:
+        return loss
+    if "variance_weight" not in options:
+        raise ValueError(f"loss.{next(iter(options))}: needs loss.variance_weight beside it")
+    return WithVariance(loss, **options)
+
+
+def _ratio(options: Mapping[str, Any]) -> LinearRatio | QuadraticRatio:
+    """The likelihood ratio: a named one, with single numbers replaced."""
+    name: Any = options.get("ratio", "products")
+    start: LinearRatio | QuadraticRatio | None = None
+    if isinstance(name, LinearRatio | QuadraticRatio):
+        name, start = type(name).__name__, name
+    elif name in RATIOS:
+        start = RATIOS[name]
+    elif name != "quadratic":
+        raise ValueError(f"loss.ratio={name}: use one of {', '.join((*RATIOS, 'quadratic'))}")
+    numbers = {
+        key.removeprefix(_RATIO): value for key, value in options.items() if key.startswith(_RATIO)
+    }
+    fields = [field.name for field in dataclasses.fields(start or QuadraticRatio)]
+    for number in numbers:
+        if number not in fields:
+            hint = _hint(number, fields, f"loss.{_RATIO}")
+            raise ValueError(f"loss.ratio.{number}: {name} has no such number; {hint}")
+    if start is not None:
+        return dataclasses.replace(start, **numbers)
+    missing = [f"loss.ratio.{field}" for field in fields if field not in numbers]
+    if missing:
+        raise ValueError(f"loss.ratio=quadratic: give {', '.join(missing)} too")
+    return QuadraticRatio(**numbers)
+
+
+def _hint(word: str, known: Iterable[str], prefix: str = "") -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {prefix + near[0]!r}?" if near else f"known: {', '.join(names)}"
