@@ -48,7 +48,7 @@ def build_loss(
     if name not in LOSSES:
         raise ValueError(f"loss {name!r}: no such loss; {_hint(name, LOSSES)}")
     known = inspect.signature(LOSSES[name]).parameters
-    given = {"num_classes": classes, "embedding_size": dim, "seed": seed}
+    given: dict[str, Any] = {"num_classes": classes, "embedding_size": dim, "seed": seed}
     own = {option: value for option, value in given.items() if option in known}
     constraint: dict[str, Any] = {}
     if "ratio" in known:
