@@ -58,7 +58,7 @@ def verb(
 
         raise typer.Exit(run_processes(processes, sys.argv[1:], _again(folder, processes)))
     from cbml.evaluation import evaluate
-    from cbml.training import Interrupted, best_listener, joined_team, train_run
+    from cbml.training import Interrupted, Shown, joined_team, train_run
 
     # A process that torchrun starts again goes on where the lost one stood.
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
@@ -72,7 +72,7 @@ def verb(
                 resume=resume is not None or (restarted and (folder / "run.json").exists()),
                 test=test,
                 team=team,
-                listener=best_listener(),
+                listener=Shown(),
             )
         except Interrupted as stop:
             if team.leads:

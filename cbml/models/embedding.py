@@ -13,7 +13,7 @@ from torch.nn import functional
 from cbml.errors import BadData
 from cbml.models.execution import Execution, device_of
 from cbml.models.preprocessing import Preprocessing
-from cbml.models.progress import shown_progress
+from cbml.models.progress import Progress
 from cbml.models.reading import Batch, PictureReader
 
 __all__ = ["embed", "embed_across"]
@@ -170,7 +170,7 @@ def _reporting(progress: bool | Report, total: int | None) -> Iterator[Report]:
     if callable(progress):
         yield progress
     elif progress:
-        with shown_progress("pictures embedded", total) as report:
-            yield report
+        with Progress("pictures embedded", total) as shown:
+            yield shown.show
     else:
         yield lambda done: None

@@ -3,7 +3,7 @@
 from cbml.training.guards import BadNumbers
 from cbml.training.interrupts import Interrupted
 from cbml.training.loop import Fitted, fit
-from cbml.training.progress import Bar, Lines, Listener, StepReport, best_listener
+from cbml.training.progress import Listener, Shown, StepReport
 from cbml.training.recipe import Recipe, recipe_for, recipe_of, with_overrides
 from cbml.training.runs import Run, read_metrics, read_record
 from cbml.training.session import Outcome, evaluate_split, note_test_look, train_run
@@ -12,18 +12,16 @@ from cbml.training.team import Team, joined_team
 
 __all__ = [
     "BadNumbers",
-    "Bar",
     "Fitted",
     "Interrupted",
-    "Lines",
     "Listener",
     "Outcome",
     "Recipe",
     "Run",
     "Settings",
+    "Shown",
     "StepReport",
     "Team",
-    "best_listener",
     "evaluate_split",
     "fit",
     "joined_team",

@@ -14,7 +14,7 @@ from cbml.training.course import Course, Validate
 from cbml.training.gradients import check_chunks
 from cbml.training.interrupts import stop_request
 from cbml.training.optimisers import apply_rates, build_optimiser
-from cbml.training.progress import Lines, Listener
+from cbml.training.progress import Listener, Shown
 from cbml.training.runs import Records, Run
 from cbml.training.settings import Settings, rate_factor
 from cbml.training.state import TrainingState
@@ -72,11 +72,11 @@ def fit(
         run: the folder for records and checkpoints; None keeps nothing.
         execution: layout and precision; the default for the device when None.
         team: the processes that train together; this one alone when None.
-        listener: hears of every step; None prints a line now and then on standard error.
+        listener: hears of every step; None shows how far it is on standard error.
     """
     settings, team = settings or Settings(), team or Team()
     run = Run(Path(run)) if isinstance(run, str | Path) else run
-    listener = (listener or Lines()) if team.leads else Listener()
+    listener = (listener or Shown()) if team.leads else Listener()
     batches = _as_batches(train, model, team)
     device = next(model.parameters()).device
     execution = _checked(execution or Execution.default(device))

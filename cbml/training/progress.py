@@ -1,14 +1,13 @@
-"""Who hears of a run: a bar for people, plain lines for log files, or nobody."""
+"""Who hears of a run: people at a terminal, readers of log files, or nobody."""
 
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-__all__ = ["Bar", "Lines", "Listener", "StepReport", "best_listener", "described"]
+from cbml.models.progress import Progress
 
-_SECONDS_BETWEEN_LINES = 10.0
+__all__ = ["Listener", "Shown", "StepReport", "described"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,84 +56,23 @@ class Listener:
         """Hear that no more updates come."""
 
 
-class Lines(Listener):
-    """A line on standard error every ten seconds, with rate and remaining time."""
+class Shown(Listener):
+    """One progress bar on a terminal, a line every ten seconds elsewhere."""
 
     def __init__(self) -> None:
-        self._steps = self._done = self._pictures = 0
-        self._started = self._last = 0.0
+        self._progress: Progress | None = None
+        self._pictures, self._started = 0, 0.0
 
     def say(self, text: str) -> None:
-        """Print a line.
+        """Print a line, above the bar where there is one.
 
         Args:
             text: the line.
         """
-        print(text, file=sys.stderr, flush=True)
-
-    def begin(self, step: int, steps: int) -> None:
-        """Start the clock.
-
-        Args:
-            step: updates done already.
-            steps: updates in all.
-        """
-        self._steps, self._done, self._pictures = steps, 0, 0
-        self._started = self._last = time.monotonic()
-        self._first = step
-
-    def step(self, report: StepReport) -> None:
-        """Print the loss, if the last line was long ago or this update is the last.
-
-        Args:
-            report: what the update gave.
-        """
-        self._done, self._pictures = self._done + 1, self._pictures + report.pictures
-        now = time.monotonic()
-        if now - self._last < _SECONDS_BETWEEN_LINES and report.step < self._steps:
-            return
-        self._last, passed = now, max(now - self._started, 1e-9)
-        left = (self._steps - report.step) * passed / self._done
-        rate = self._pictures / passed
-        self.say(
-            f"step {report.step} of {self._steps}: {described(report)}, "
-            f"{rate:.0f} pictures/s, {left:.0f} s left"
-        )
-
-    def end(self) -> None:
-        """Do nothing: every line was whole."""
-
-
-class Bar(Listener):
-    """One rich progress bar on standard error."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._pictures, self._started = 0, time.monotonic()
-        self._task: Any = None
-        self._bar = Progress(
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-
-    def say(self, text: str) -> None:
-        """Print a line above the bar.
-
-        Args:
-            text: the line.
-        """
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self._progress is not None:
+            self._progress.say(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def begin(self, step: int, steps: int) -> None:
         """Show the bar.
@@ -143,36 +81,36 @@ class Bar(Listener):
             step: updates done already.
             steps: updates in all.
         """
-        self._started = time.monotonic()
-        self._task = self._bar.add_task("", total=steps, completed=step)
-        self._bar.start()
+        self._progress = Progress("step", steps, done=step)
+        self._pictures, self._started = 0, time.monotonic()
 
     def step(self, report: StepReport) -> None:
-        """Move the bar.
+        """Move the bar; the rate is the mean since the beginning, validations included.
 
         Args:
             report: what the update gave.
         """
+        assert self._progress is not None
         self._pictures += report.pictures
         rate = self._pictures / max(time.monotonic() - self._started, 1e-9)
-        text = f"{described(report)} · {rate:.0f} pictures/s"
-        self._bar.update(self._task, completed=report.step, description=text)
+        text = described(report, short=self._progress.narrow)
+        self._progress.show(report.step, f"{text}, {rate:.0f} pictures/s")
 
     def end(self) -> None:
         """Leave the bar as it stands."""
-        self._bar.stop()
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
 
 
-def described(report: StepReport) -> str:
+def described(report: StepReport, *, short: bool = False) -> str:
     """The loss and its parts in a few words.
 
     Args:
         report: what an update gave.
+        short: cut the names of the parts to three letters.
     """
-    parts = " ".join(f"{name} {value:.3f}" for name, value in report.terms.items())
+    parts = " ".join(
+        f"{name[:3] if short else name} {value:.3f}" for name, value in report.terms.items()
+    )
     return f"loss {report.loss:.3f}" + (f" ({parts})" if parts else "")
-
-
-def best_listener() -> Listener:
-    """A bar where standard error is a terminal, else lines."""
-    return Bar() if sys.stderr.isatty() else Lines()

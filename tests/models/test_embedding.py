@@ -18,7 +18,7 @@ from PIL import Image
 import cbml
 from cbml.errors import BadData
 from cbml.models import Embedder, Execution, embed
-from cbml.models.progress import shown_progress
+from cbml.models.progress import Progress
 
 Pictures = list[NDArray[np.uint8]]
 
@@ -214,12 +214,12 @@ def test_progress_goes_to_standard_error_in_plain_lines(
 ) -> None:
     times: Iterator[float] = iter([0.0, 5.0, 20.0, 25.0])
     monkeypatch.setattr("time.monotonic", lambda: next(times))
-    with shown_progress("pictures", 100) as report:
+    with Progress("pictures", 100) as progress:
         for done in (10, 40, 50):
-            report(done)
+            progress.show(done)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "pictures: 40 of 100, 30 s left, 2.0 per second\n"
+    assert captured.err == "pictures 40 of 100: 2.0 per second, 30 s left\n"
 
 
 def test_at_most_a_batch_of_pictures_is_alive(model: Embedder) -> None:
