@@ -9,11 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from cbml.evaluation.grouping import agreement
-from cbml.evaluation.inputs import Labels, Matrix, as_cutoffs
+from cbml.evaluation.inputs import as_cutoffs
 from cbml.evaluation.ranking import rank_positives
 from cbml.evaluation.scene import Scene, set_scene
 from cbml.evaluation.scores import Scores
 from cbml.index import kmeans
+from cbml.index.inputs import Labels, Matrix
 
 __all__ = ["evaluate"]
 
@@ -29,6 +30,7 @@ def evaluate(
     clustering: bool = True,
     seed: int = 0,
     kmeans_iterations: int = 20,
+    kmeans_attempts: int = 1,
 ) -> Scores:
     """Recall@K, MAP@R, R-precision, NMI and AMI of embeddings.
 
@@ -48,13 +50,23 @@ def evaluate(
             have classes.
         seed: of k-means.
         kmeans_iterations: rounds of k-means; 20 as in pytorch-metric-learning.
+        kmeans_attempts: starts of k-means, of which the best is kept.
     """
     cutoffs = as_cutoffs(recall_at)
     with _full_precision():
         scene = set_scene(embeddings, labels, gallery_embeddings, gallery_labels)
         ranks = rank_positives(scene, precision)
     classes = len(np.unique(scene.codes))
-    nmi, ami = _clustered(scene, classes, kmeans_iterations, seed) if clustering else (None, None)
+    nmi, ami = None, None
+    if clustering:
+        clusters = kmeans(
+            scene.rows,
+            classes,
+            iterations=kmeans_iterations,
+            seed=seed,
+            attempts=kmeans_attempts,
+        )
+        nmi, ami = agreement(scene.codes, clusters.assignments)
     averages, shares = ranks.average_precisions, ranks.r_precisions
     return Scores(
         recall={k: float((ranks.first_hits <= k).mean()) for k in cutoffs},
@@ -68,16 +80,12 @@ def evaluate(
         classes=classes,
         kmeans_seed=seed if clustering else None,
         kmeans_iterations=kmeans_iterations if clustering else None,
+        kmeans_attempts=kmeans_attempts if clustering else None,
         first_hits=_as_given(scene, ranks.first_hits, 0),
         positives=_as_given(scene, scene.positives().numpy(), 0),
         average_precisions=None if averages is None else _as_given(scene, averages, np.nan),
         r_precisions=None if shares is None else _as_given(scene, shares, np.nan),
     )
-
-
-def _clustered(scene: Scene, classes: int, iterations: int, seed: int) -> tuple[float, float]:
-    clusters = kmeans(scene.rows, classes, iterations=iterations, seed=seed)
-    return agreement(scene.codes, clusters.assignments)
 
 
 def _as_given(scene: Scene, values: NDArray[Any], missing: float) -> NDArray[Any]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cbml.errors import BadData
-from cbml.evaluation.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
+from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
 
 __all__ = ["Scene", "set_scene"]
 

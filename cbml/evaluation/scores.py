@@ -27,6 +27,7 @@ class Scores:
         classes: how many classes the queries have, and so the number of clusters asked for.
         kmeans_seed: seed of the clustering.
         kmeans_iterations: its rounds.
+        kmeans_attempts: its starts, of which the best was kept.
         first_hits: rank of each query's nearest positive, 1 for the best, 0 for none. (Q,)
         positives: R of each query. (Q,)
         average_precisions: at R, of each query. (Q,)
@@ -44,6 +45,7 @@ class Scores:
     classes: int
     kmeans_seed: int | None
     kmeans_iterations: int | None
+    kmeans_attempts: int | None
     first_hits: NDArray[np.int64] = field(repr=False, compare=False)
     positives: NDArray[np.int64] = field(repr=False, compare=False)
     average_precisions: NDArray[np.float64] | None = field(repr=False, compare=False)
