@@ -51,14 +51,17 @@ def test_evaluate_scores_the_clusters_of_the_unit_rows() -> None:
     generator = np.random.default_rng(1)
     labels = np.repeat(np.arange(12), 9)
     rows = generator.normal(size=(12, 16))[labels] + generator.normal(size=(108, 16))
-    scores = evaluate(rows, labels, seed=5, kmeans_iterations=7)
+    scores = evaluate(rows, labels, seed=5, kmeans_iterations=7, kmeans_attempts=3)
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    clusters = kmeans(unit, 12, seed=5, iterations=7)
+    clusters = kmeans(unit, 12, seed=5, iterations=7, attempts=3)
     expected = normalized_mutual_info_score(labels, clusters.assignments)
     assert scores.nmi == pytest.approx(expected, abs=1e-9)
-    assert (scores.kmeans_seed, scores.kmeans_iterations) == (5, 7)
+    recorded = (scores.kmeans_seed, scores.kmeans_iterations, scores.kmeans_attempts)
+    assert recorded == (5, 7, 3)
     assert scores.classes == 12
-    assert scores == evaluate(rows, labels, seed=5, kmeans_iterations=7), "repeatable"
+    again = evaluate(rows, labels, seed=5, kmeans_iterations=7, kmeans_attempts=3)
+    assert scores == again, "repeatable"
+    assert evaluate(rows, labels, clustering=False).kmeans_attempts is None
 
 
 def test_separated_classes_are_found_and_collapsed_ones_are_not() -> None:
