@@ -85,6 +85,8 @@ class WithVariance(nn.Module):
         self.loss = loss
         self.variance_weight = check_number(variance_weight, "variance_weight", at_least=0.0)
         self.variance = MetricVariance(target_mix=target_mix, reduction=variance_reduction)
+        # For training loops: proxies learn as fast with the constraint as without it.
+        self.learning_rate_factor = float(getattr(loss, "learning_rate_factor", 1.0))
 
     def forward(
         self,

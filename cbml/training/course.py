@@ -215,7 +215,8 @@ class Course:
         """
         model, folder = self.state.model, self.records.folder
         self.save()
-        if validated and self._best is None and folder is not None and self.state.best_step:
+        chosen = validated and self.state.best_step is not None
+        if chosen and self._best is None and folder is not None:
             self._best = Embedder.load(folder / "model").state_dict()
         if self._best is not None:
             model.load_state_dict(self._best)

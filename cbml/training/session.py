@@ -32,6 +32,7 @@ from cbml.training.views import report_run
 __all__ = ["Outcome", "evaluate_split", "note_test_look", "train_run"]
 
 MakeLoss = Callable[[Recipe, int], nn.Module]
+Load = Callable[[Recipe], Splits]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def train_run(
     test: bool = False,
     team: Team | None = None,
     listener: Listener | None = None,
+    load: Load = load_splits,
 ) -> Outcome:
     """Do what a recipe says, with all records in one folder.
 
@@ -73,10 +75,11 @@ def train_run(
         test: look at the test classes when all is done; the record counts it.
         team: the processes that train together.
         listener: hears of every step.
+        load: gives the pictures of a recipe.
     """
     team = team or Team()
     torch.manual_seed(recipe.seed + team.rank)  # dropout has no other source
-    splits = load_splits(recipe)
+    splits = load(recipe)
     model = build_model(recipe)
     loss = make_loss(recipe, len(splits.train.class_names))
     held = Shelf.of(splits.validation, recipe.crop) if len(splits.validation) else None

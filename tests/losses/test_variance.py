@@ -45,6 +45,12 @@ def test_the_constraint_takes_along_the_parameters_of_the_loss() -> None:
     assert all(parameter.grad is not None for parameter in loss.parameters())
 
 
+def test_the_constraint_leaves_the_rate_of_the_proxies_alone() -> None:
+    anchor = LOSSES["proxy_anchor"](num_classes=3, embedding_size=4)
+    assert WithVariance(anchor).learning_rate_factor == anchor.learning_rate_factor == 100.0
+    assert WithVariance(CBMLLoss()).learning_rate_factor == 1.0
+
+
 def test_terms_show_the_variance_even_where_it_has_no_weight() -> None:
     rows, labels = torch.randn(30, 8), torch.arange(30) % 5
     terms = CBMLLoss(variance_weight=0.0).terms(rows, labels)

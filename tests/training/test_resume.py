@@ -11,8 +11,8 @@ from torch import Tensor
 from cbml.data import ImageSet
 from cbml.errors import BadData, DamagedFile
 from cbml.losses import LOSSES
-from cbml.training import Listener, Settings, read_metrics, read_record
-from tests.training.small import CLASSES, pictures, run_small
+from cbml.training import Listener, Run, Settings, fit, read_metrics, read_record
+from tests.training.small import CLASSES, batches, bayes_loss, embedder, pictures, run_small
 
 STEPS = 7  # a pass has 3 batches: two passes and a part of the third
 
@@ -190,3 +190,25 @@ def test_the_record_says_what_was_done(unbroken: tuple[Path, dict[str, Tensor]])
     assert record["finished"] is True
     assert (unbroken[0] / "model" / "manifest.json").exists()
     json.dumps(record, allow_nan=False)
+
+
+def test_a_resumed_run_keeps_the_start_where_that_was_best(
+    images: ImageSet, tmp_path: Path
+) -> None:
+    """Validation before the first update counts: step 0 is a step like any other."""
+    settings = Settings(steps=2, validate_every=1, checkpoint_every=1)
+    scores = iter([0.9, 0.5, 0.4])
+    start = embedder().state_dict()
+    run = tmp_path / "run"
+    for resume in (False, True):
+        model = embedder()
+        fit(
+            model,
+            bayes_loss(),
+            batches(images),
+            settings=settings,
+            validate=lambda model: {"recall@1": next(scores)},
+            run=Run(run, resume=resume),
+            listener=Listener(),
+        )
+        assert_equal(model.state_dict(), start)
