@@ -23,7 +23,7 @@ def _check(
     path: Annotated[
         str,
         typer.Argument(
-            help="A folder, an archive, a table, or the word emoji.", show_default=False
+            help="A folder, an archive, a table, or a set: emoji, cub …", show_default=False
         ),
     ],
     known_as: Annotated[

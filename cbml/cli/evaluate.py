@@ -19,7 +19,9 @@ def verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a saved model's.")],
     data: Annotated[
         str | None,
-        typer.Argument(metavar="DATA", help="Other pictures than those of the run."),
+        typer.Argument(
+            metavar="DATA", help="Other pictures than those of the run, as for cbml train."
+        ),
     ] = None,
     split: Annotated[
         Split | None,

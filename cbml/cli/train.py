@@ -19,7 +19,9 @@ __all__ = ["verb"]
 def verb(
     data: Annotated[
         str | None,
-        typer.Argument(help="A folder, an archive, a table, or the word emoji.", metavar="DATA"),
+        typer.Argument(
+            help="A folder, an archive, a table, or a set: emoji, cub …", metavar="DATA"
+        ),
     ] = None,
     loss: Annotated[str | None, typer.Option(help="A name in cbml.LOSSES.")] = None,
     backbone: Annotated[str | None, typer.Option(help="A name in cbml.BACKBONES.")] = None,

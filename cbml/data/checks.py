@@ -11,10 +11,12 @@ import numpy as np
 
 from cbml.data.ahead import in_order
 from cbml.data.catalogue.layouts import class_folders, locate, opened, simple
+from cbml.data.catalogue.protocol import COUNTS
 from cbml.data.datasets import DATASETS
 from cbml.data.decode import BadPicture, read_picture
 from cbml.data.duplicates import same_bytes
 from cbml.data.images import ImageSet, Splits
+from cbml.data.named import named_set
 from cbml.errors import BadData
 
 __all__ = ["Report", "check", "load", "recognise"]
@@ -64,10 +66,10 @@ def recognise(source: Path | str) -> str:
     """The name of the catalogue's set that a path most likely is; "folder" if none is known.
 
     Args:
-        source: a folder, an archive, a table, or the word "emoji".
+        source: a folder, an archive, a table, or a set's name.
     """
-    if str(source) == "emoji" and not Path(source).exists():
-        return "emoji"
+    if _is_name(source):
+        return str(source)
     path = Path(source)
     if path.suffix.lower() in {".csv", ".parquet", ".pq"}:
         return "table"
@@ -80,13 +82,20 @@ def recognise(source: Path | str) -> str:
 
 
 def load(
-    source: Path | str, name: str | None = None, *, seed: int = 0, allow_partial: bool = False
+    source: Path | str,
+    name: str | None = None,
+    *,
+    validation: float = 0.2,
+    seed: int = 0,
+    allow_partial: bool = False,
 ) -> Splits:
-    """The splits of whatever a path holds.
+    """The splits of whatever a path holds, or of a set known by name.
 
     Args:
-        source: a folder, an archive, a table, or the word "emoji".
+        source: a folder, an archive, a table, or a set's name, such as "emoji" or "cub"; the latter
+            is looked for where CBML_DATA says and where `cbml data get` puts it.
         name: of the set in the catalogue; recognised when None.
+        validation: share of the training classes to hold out, 0 for none.
         seed: of the choice of held-out classes.
         allow_partial: accept a set that is not whole; recorded.
     """
@@ -96,9 +105,16 @@ def load(
         hint = f"did you mean {near[0]}? " if near else ""
         raise BadData(f"{name}: no such set; {hint}known are {', '.join(DATASETS)}")
     if name == "folder":
-        return DATASETS[name](source, seed=seed)
-    root = None if name == "emoji" and str(source) == "emoji" else source
-    return DATASETS[name](root, seed=seed, allow_partial=allow_partial)
+        return DATASETS[name](source, validation=validation, seed=seed)
+    root: Path | str | None = source
+    if _is_name(source):
+        root = None if name == "emoji" else named_set(str(source))
+    return DATASETS[name](root, validation=validation, seed=seed, allow_partial=allow_partial)
+
+
+def _is_name(source: Path | str) -> bool:
+    """Whether it is a set's name; a folder that is called so comes first."""
+    return str(source) in COUNTS and not Path(source).exists()
 
 
 def check(splits: Splits, *, workers: int = 2, progress: Progress | None = None) -> Report:

@@ -15,12 +15,11 @@ from cbml.data import (
     PackedImages,
     Splits,
     TrainTransform,
-    datasets,
     pack,
     short_side,
 )
 from cbml.data.cache import cache_folder
-from cbml.data.checks import recognise
+from cbml.data.checks import load
 from cbml.errors import BadData
 from cbml.models import Embedder, Execution, embed, embed_across, find_backbone
 from cbml.training.recipe import Recipe
@@ -110,19 +109,12 @@ def load_splits(recipe: Recipe) -> Splits:
     Args:
         recipe: names the set.
     """
-    name = recognise(recipe.data)
-    if name in ("folder", "table"):
-        splits = datasets.DATASETS[name](
-            recipe.data, validation=recipe.validation, seed=recipe.seed
-        )
-    else:
-        root = None if name == "emoji" and recipe.data == "emoji" else recipe.data
-        splits = datasets.DATASETS[name](
-            root,
-            validation=recipe.validation,
-            seed=recipe.seed,
-            allow_partial=recipe.allow_partial,
-        )
+    splits = load(
+        recipe.data,
+        validation=recipe.validation,
+        seed=recipe.seed,
+        allow_partial=recipe.allow_partial,
+    )
     if not len(splits.train):
         raise BadData(f"{recipe.data}: no pictures to train on")
     return splits

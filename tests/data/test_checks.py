@@ -104,3 +104,37 @@ def test_a_sheet_without_labels_and_with_odd_shapes(tmp_path: Path) -> None:
     contact_sheet(Splits(ImageSet(tuple(paths)), ImageSet(())), tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.height < 300
+
+
+def test_a_bare_name_is_looked_for_where_it_was_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CBML_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for name in ("cub", "cars", "sop"):
+        with pytest.raises(BadData, match=rf"{name}: not found .*cbml data get {name}.*CBML_DATA"):
+            load(name)
+    for name in ("inshop", "imagenet"):
+        with pytest.raises(BadData, match=rf"{name}: not found .*ask its owners.*https://"):
+            load(name)
+    few = dict.fromkeys(layouts.CUB_CLASSES, 2)
+    fetched = layouts.cub_official(tmp_path / "cache" / "downloads" / "CUB_200_2011", few)
+    assert load("cub", allow_partial=True).record["root"] == str(fetched)
+    own = layouts.cub_official(tmp_path / "data" / "birds", few)
+    (tmp_path / "data" / "cub").symlink_to(own)
+    monkeypatch.setenv("CBML_DATA", str(tmp_path / "data"))
+    splits = load("cub", allow_partial=True, validation=0)
+    assert str(tmp_path / "data" / "cub") in splits.record["root"]
+    assert not len(splits.validation)
+    (tmp_path / "cub").mkdir()  # a folder of that name comes first
+    assert recognise("cub") == "folder"
+
+
+def test_the_share_of_held_out_classes_is_passed_on(tmp_path: Path) -> None:
+    picture_set(tmp_path / "own", classes=8, each=2)
+    sizes = [
+        len(load(tmp_path / "own", validation=share).validation.class_names)
+        for share in (0.0, 0.25, 0.5)
+    ]
+    assert sizes[0] < sizes[1] < sizes[2]
