@@ -1,6 +1,7 @@
 """Batches for training and test: the pictures that the sampler names, cropped and in order."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -13,6 +14,7 @@ from cbml.data.ahead import in_order
 from cbml.data.decode import BadPicture
 from cbml.data.images import ImageSet
 from cbml.data.pictures import BadPictures, FilePictures, PictureSource
+from cbml.data.sampler import ClassBalancedSampler
 from cbml.data.transforms import Normalisation, TestTransform, TrainTransform, short_side
 from cbml.errors import BadData
 
@@ -100,6 +102,7 @@ class Batches:
         self.source = FilePictures(images.paths) if source is None else source
         self.workers = workers
         self.bad = BadPictures(images.paths, limit=bad_limit)
+        self.relabelled = False
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -118,6 +121,19 @@ class Batches:
                 self.sampler.step = step + 1
                 yield batch
         self.sampler.epoch, self.sampler.step = epoch + 1, 0
+
+    def relabel(self, labels: NDArray[np.int64]) -> None:
+        """Give the pictures other labels, between two passes.
+
+        Args:
+            labels: (N,) numbers of classes from 0.
+        """
+        if not isinstance(self.sampler, ClassBalancedSampler):
+            raise BadData("new labels need batches of a ClassBalancedSampler")
+        names = tuple(str(number) for number in range(int(labels.max()) + 1))
+        self.images = dataclasses.replace(self.images, labels=labels, class_names=names)
+        self.sampler.relabel(labels)
+        self.relabelled = True
 
     def batch(self, epoch: int, step: int) -> Batch:
         """This rank's share of one batch.

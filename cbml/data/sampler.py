@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cbml.data.dealing import deal
 from cbml.errors import BadData
 
 __all__ = ["ClassBalancedSampler", "InOrder"]
@@ -35,6 +36,10 @@ class ClassBalancedSampler:
         pictures_per_class: K.
         batch_range: smallest and largest batch size; each epoch then draws its own, and P is that
             size divided by K. The paper uses (80, 200) with pseudo-labels.
+        guessed: the labels are guesses, such as clusters, and may be lopsided. A pass then has
+            ceil(N / batch size) batches whatever they are: a class gives at most one window to
+            each batch, windows without a place wait for another pass, and where there are fewer
+            than P classes they come with more than K pictures each.
         seed: of everything random.
         rank: which share of each batch this process gets.
         world_size: how many processes share each batch.
@@ -47,6 +52,7 @@ class ClassBalancedSampler:
         classes_per_batch: int = 15,
         pictures_per_class: int = 8,
         batch_range: tuple[int, int] | None = None,
+        guessed: bool = False,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -55,22 +61,14 @@ class ClassBalancedSampler:
         self.classes_per_batch = classes_per_batch
         self.pictures_per_class = pictures_per_class
         self.batch_range = batch_range
+        self.guessed = guessed
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
         self.epoch = 0
         self.step = 0
-        self._kept: tuple[int, NDArray[np.int64]] | None = None
         self._check()
-        self._names, self._numbers, self._sizes = np.unique(
-            self.labels, return_inverse=True, return_counts=True
-        )
-        largest = self._classes_in(batch_range[1]) if batch_range else classes_per_batch
-        if len(self._names) < largest:
-            raise BadData(
-                f"batches of {largest} classes from a set of {len(self._names)}: "
-                "set classes_per_batch to at most the number of classes"
-            )
+        self._count_classes()
 
     def __len__(self) -> int:
         return len(self.plan(self.epoch))
@@ -111,6 +109,17 @@ class ClassBalancedSampler:
             self._kept = (epoch, self._planned(epoch))
         return self._kept[1]
 
+    def relabel(self, labels: NDArray[np.int64]) -> None:
+        """Go on with other labels of the same pictures; meant for the end of a pass.
+
+        Args:
+            labels: (N,) the class of each picture.
+        """
+        if len(labels) != len(self.labels):
+            raise BadData(f"labels: {len(labels)} new ones for {len(self.labels)} pictures")
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self._count_classes()
+
     def state_dict(self) -> dict[str, Any]:
         """Where this sampler stands and what its plan follows from."""
         return {"epoch": self.epoch, "step": self.step, "conditions": self._conditions()}
@@ -136,6 +145,7 @@ class ClassBalancedSampler:
             "classes_per_batch": self.classes_per_batch,
             "pictures_per_class": self.pictures_per_class,
             "batch_range": None if self.batch_range is None else list(self.batch_range),
+            "guessed": self.guessed,
             "seed": self.seed,
             "world_size": self.world_size,
         }
@@ -161,6 +171,20 @@ class ClassBalancedSampler:
                 f"{self.pictures_per_class} pictures per class and {self.world_size} processes"
             )
 
+    def _count_classes(self) -> None:
+        self._kept: tuple[int, NDArray[np.int64]] | None = None
+        names, self._numbers, self._sizes = np.unique(
+            self.labels, return_inverse=True, return_counts=True
+        )
+        largest = self.classes_per_batch
+        if self.batch_range is not None:
+            largest = self._classes_in(self.batch_range[1])
+        if len(names) < largest and not self.guessed:
+            raise BadData(
+                f"batches of {largest} classes from a set of {len(names)}: "
+                "set classes_per_batch to at most the number of classes"
+            )
+
     def _classes_in(self, batch_size: int) -> int:
         """The largest P whose batches are at most so large and can be shared by the ranks."""
         unit = self.world_size // math.gcd(self.world_size, self.pictures_per_class)
@@ -172,60 +196,29 @@ class ClassBalancedSampler:
         if self.batch_range is not None:
             low, high = self.batch_range
             classes = self._classes_in(int(generator.integers(low, high, endpoint=True)))
+        asked = classes * self.pictures_per_class
+        classes, pictures = self._fitting(classes)
+        windows = -(-self._sizes // pictures)  # (C,)
+        batches = max(-(-int(windows.sum()) // classes), int(windows.max()))
+        if self.guessed:
+            batches = -(-len(self.labels) // asked)
         shuffled = generator.permutation(len(self.labels))
         order = shuffled[np.argsort(self._numbers[shuffled], kind="stable")]
-        dealt, starts = _dealt(self._sizes, self.pictures_per_class, classes, generator)
+        shape = (batches, classes, pictures)
+        dealt, starts = deal(self._sizes, np.minimum(windows, batches), shape, generator)
         offsets = np.cumsum(self._sizes) - self._sizes
-        within = starts[:, :, None] + np.arange(self.pictures_per_class)  # (batches, P, K)
+        within = starts[:, :, None] + np.arange(pictures)  # (batches, P, K)
         within %= self._sizes[dealt][:, :, None]
         plan: NDArray[np.int64] = order[offsets[dealt][:, :, None] + within]
         return plan.reshape(len(plan), -1)
 
-
-def _dealt(
-    sizes: NDArray[np.int64], pictures: int, classes: int, generator: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The class and the first picture of each window, (batches, P) each."""
-    windows = -(-sizes // pictures)  # (C,)
-    total = int(windows.sum())
-    batches = max(-(-total // classes), int(windows.max()))
-    queue = generator.permutation(len(sizes))
-    owner = np.repeat(queue, windows[queue])  # (total,) windows of a class stand together
-    first = np.cumsum(windows[queue]) - windows[queue]
-    start = (np.arange(total) - np.repeat(first, windows[queue])) * pictures
-    dealt = np.full((classes, batches), -1, dtype=np.int64)
-    starts = np.zeros((classes, batches), dtype=np.int64)
-    taken = np.empty(0, dtype=np.int64)  # batches that hold the class cut by the end of a round
-    for number in range(classes):
-        order = generator.permutation(batches)
-        # A class that goes on from the round before must not meet itself in a batch.
-        order = np.concatenate([order[~np.isin(order, taken)], order[np.isin(order, taken)]])
-        here = slice(number * batches, (number + 1) * batches)
-        count = len(owner[here])
-        dealt[number, order[:count]] = owner[here]
-        starts[number, order[:count]] = start[here]
-        taken = order[:count][owner[here] == owner[here][-1]] if count else taken[:0]
-    _fill(dealt.T, starts.T, sizes, generator)
-    return dealt.T, starts.T
-
-
-def _fill(
-    dealt: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    generator: np.random.Generator,
-) -> None:
-    """Put a random window of a class that the batch does not hold yet into each empty place."""
-    for place in np.flatnonzero((dealt < 0).any(axis=0)).tolist():
-        empty = np.flatnonzero(dealt[:, place] < 0)
-        candidate = generator.integers(len(sizes), size=len(empty))
-        while True:
-            clash = (dealt[empty] == candidate[:, None]).any(axis=1)
-            if not clash.any():
-                break
-            candidate[clash] = (candidate[clash] + 1) % len(sizes)
-        dealt[empty, place] = candidate
-        starts[empty, place] = generator.integers(sizes[candidate])
+    def _fitting(self, classes: int) -> tuple[int, int]:
+        """P and K; with fewer than P classes about as many pictures come from those there are."""
+        if len(self._sizes) >= classes:
+            return classes, self.pictures_per_class
+        asked, classes = classes * self.pictures_per_class, len(self._sizes)
+        unit = self.world_size // math.gcd(self.world_size, classes)
+        return classes, max(1, asked // classes // unit) * unit
 
 
 class InOrder:

@@ -168,3 +168,53 @@ def test_in_order_covers_everything_once() -> None:
     shares = [order.share(0, step).tolist() for step in range(len(order))]
     assert shares == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert len(InOrder(0)) == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(), st.integers(0, 20))
+def test_guessed_labels_leave_the_pass_as_long_as_it_was(
+    case: tuple[list[int], int, int, int], more: int
+) -> None:
+    labels, classes, pictures, seed = case
+    classes += more  # also more classes in a batch than there are
+    options = {"classes_per_batch": classes, "pictures_per_class": pictures, "seed": seed}
+    batches = list(ClassBalancedSampler(labels, guessed=True, **options))
+    assert oracle.guessed_faults(labels, batches, classes, pictures) == []
+    assert oracle.guessed_faults(labels, [*batches, batches[0]], classes, pictures)
+
+
+def test_every_picture_of_a_giant_class_comes_up_in_some_pass() -> None:
+    labels = np.repeat(np.arange(8), [200, *[5] * 7])
+    sampler = ClassBalancedSampler(labels, classes_per_batch=6, pictures_per_class=4, guessed=True)
+    assert len(sampler) == 10
+    seen = [set(np.concatenate(list(sampler)).tolist()) for _ in range(40)]
+    assert set.union(*seen) == set(range(len(labels)))
+    assert max(map(len, seen)) < len(labels)
+
+
+def test_guessed_classes_are_shared_by_ranks() -> None:
+    labels = np.arange(30) % 3
+    samplers = [
+        ClassBalancedSampler(
+            labels, batch_range=(16, 24), pictures_per_class=4, guessed=True, rank=r, world_size=2
+        )
+        for r in range(2)
+    ]
+    for first, second in zip(*(list(sampler) for sampler in samplers), strict=True):
+        assert len(first) == len(second)
+
+
+def test_relabelled_sampler_goes_on_as_one_with_those_labels() -> None:
+    before, after = np.arange(60) % 12, np.arange(60) // 4
+    options = {"classes_per_batch": 5, "pictures_per_class": 3, "guessed": True}
+    first, second = (ClassBalancedSampler(labels, **options) for labels in (before, after))
+    assert first.plan(0).tolist() != second.plan(0).tolist()
+    first.relabel(after)
+    assert first.plan(0).tolist() == second.plan(0).tolist()
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(BadData, match="59 new ones for 60 pictures"):
+        first.relabel(after[1:])
+    with pytest.raises(BadData, match="guessed was True"):
+        ClassBalancedSampler(after, classes_per_batch=5, pictures_per_class=3).load_state_dict(
+            first.state_dict()
+        )

@@ -66,3 +66,24 @@ def dealt(sizes: Sequence[int], classes: int, length: int, seed: int) -> list[li
         while len(batch) < classes:
             batch.append(chance.choice([c for c in range(len(sizes)) if c not in batch]))
     return batches
+
+
+def guessed_faults(
+    labels: Sequence[int], batches: Sequence[Sequence[int]], classes: int, length: int
+) -> list[str]:
+    """As `faults`, of a pass over labels that are guesses and may be lopsided."""
+    wrong = []
+    alive = len(set(labels))
+    each = length if alive >= classes else classes * length // alive
+    for number, batch in enumerate(batches):
+        groups: dict[int, list[int]] = {}
+        for index in batch:
+            groups.setdefault(labels[index], []).append(index)
+        if len(groups) != min(classes, alive):
+            wrong.append(f"batch {number} has {len(groups)} classes")
+        for label, group in groups.items():
+            if len(group) != each:
+                wrong.append(f"batch {number} has {len(group)} of class {label}")
+    if len(batches) != math.ceil(len(labels) / (classes * length)):
+        wrong.append(f"{len(batches)} batches of {len(labels)} pictures")
+    return wrong
