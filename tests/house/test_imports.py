@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": set(),
     "models": set(),
     "index": set(),
-    "bayes": {"index"},
+    "bayes": {"losses", "index"},
     "evaluation": {"index"},
     "training": {"data", "models"},
     "pseudo": {"data", "models", "index", "training"},

@@ -1,0 +1,161 @@
+"""How similar the pairs of a set are, and what follows from it: likelihoods, posteriors, a loss."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
+
+from cbml.bayes.moments import pair_moments
+from cbml.bayes.pairs import pair_up
+from cbml.errors import BadData
+from cbml.index.inputs import Labels, Matrix
+from cbml.losses import CBMLLoss, LinearRatio, QuadraticRatio
+
+__all__ = ["Exponent", "PairStatistics"]
+
+Exponent = Literal["linear", "quadratic"]
+
+# Similarities are float32 numbers: what spreads less than this does not spread at all.
+SMALLEST_STD = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairStatistics:
+    """Mean and spread of the similarities of all positive and of all negative pairs.
+
+    Args:
+        positive_mean: μ_P.
+        positive_std: σ_P.
+        negative_mean: μ_N.
+        negative_std: σ_N.
+        positive_pairs: |P|; in a set of its own each pair counts once.
+        negative_pairs: |N|.
+    """
+
+    positive_mean: float
+    positive_std: float
+    negative_mean: float
+    negative_std: float
+    positive_pairs: int
+    negative_pairs: int
+
+    @classmethod
+    def of(
+        cls,
+        embeddings: Matrix,
+        labels: Labels,
+        *,
+        gallery_embeddings: Matrix | None = None,
+        gallery_labels: Labels | None = None,
+    ) -> Self:
+        """Exact statistics of all pairs, without forming them.
+
+        Every picture makes a pair with each other one, itself left out by its place; with a
+        gallery, each picture with each of the gallery.
+
+        Args:
+            embeddings: one row per picture, array or tensor, of any length but zero. (N, D)
+            labels: integers or strings, one per row. (N,)
+            gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
+            gallery_labels: one per row of the gallery. (M,)
+        """
+        pairs = pair_up(embeddings, labels, gallery_embeddings, gallery_labels)
+        positive, negative = pair_moments(pairs)
+        return cls(
+            positive_mean=positive.mean,
+            positive_std=positive.std,
+            negative_mean=negative.mean,
+            negative_std=negative.std,
+            positive_pairs=positive.pairs,
+            negative_pairs=negative.pairs,
+        )
+
+    @property
+    def prior_odds(self) -> float:
+        """Θ = |P| / |N|: the odds of a pair to be positive before its similarity is known."""
+        return self.positive_pairs / self.negative_pairs
+
+    def ratio(self, exponent: Exponent = "quadratic") -> LinearRatio | QuadraticRatio:
+        """Φ of the two Gaussians; "linear" takes the variance of each side for both.
+
+            linear      α = (μ_P + μ_N)/2,  β_P = σ_P²/(μ_P - μ_N),  β_N = σ_N²/(μ_P - μ_N)
+            quadratic   Φ_N(s) = σ_N/σ_P exp((s - μ_N)²/(2σ_N²) - (s - μ_P)²/(2σ_P²))
+
+        Args:
+            exponent: "linear" or "quadratic" in the similarity.
+        """
+        gap = self.positive_mean - self.negative_mean
+        if gap <= 0.0:
+            raise BadData(
+                f"positive pairs are not more similar than negative ones (mean "
+                f"{self.positive_mean:.4f} against {self.negative_mean:.4f}): these embeddings do "
+                "not tell the classes apart; check labels and model"
+            )
+        for name in ("positive", "negative"):
+            if getattr(self, f"{name}_std") < SMALLEST_STD:
+                raise BadData(f"all {name} pairs are equally similar: no spread to fit a Gaussian")
+        if exponent == "quadratic":
+            return QuadraticRatio(
+                positive_mean=self.positive_mean,
+                positive_std=self.positive_std,
+                negative_mean=self.negative_mean,
+                negative_std=self.negative_std,
+            )
+        center = (self.positive_mean + self.negative_mean) / 2.0
+        return LinearRatio(
+            positive_center=center,
+            positive_scale=self.positive_std**2 / gap,
+            negative_center=center,
+            negative_scale=self.negative_std**2 / gap,
+        )
+
+    def posterior(
+        self, similarity: ArrayLike, *, prior_odds: float | None = None
+    ) -> NDArray[np.float64]:
+        """The probability of a pair to be positive, given its similarity.
+
+            p[same | s] = 1 / (1 + Φ_P(s) / Θ)
+
+        Args:
+            similarity: of any shape.
+            prior_odds: Θ; that of the counted pairs when None.
+        """
+        quadratic, slope, constant = self.ratio("quadratic").positive
+        s = np.asarray(similarity, dtype=np.float64)
+        odds = self.prior_odds if prior_odds is None else prior_odds
+        exponent = (quadratic * s + slope) * s + constant - np.log(odds)
+        posterior: NDArray[np.float64] = expit(-exponent)
+        return posterior
+
+    def loss_options(self, exponent: Exponent = "linear") -> dict[str, Any]:
+        """The constants of the loss that follow from the data, as options of `build_loss`.
+
+        Args:
+            exponent: of Φ, "linear" or "quadratic" in the similarity.
+        """
+        ratio = self.ratio(exponent)
+        numbers = {f"ratio.{name}": value for name, value in dataclasses.asdict(ratio).items()}
+        kind = {} if exponent == "linear" else {"ratio": "quadratic"}
+        return {**kind, **numbers, "delta": "derived", "variance_weight": 5.0, "target_mix": 0.2}
+
+    def suggest_loss(self, exponent: Exponent = "linear") -> CBMLLoss:
+        """The loss whose every constant follows from the data.
+
+        Φ is that of the two Gaussians, δ that of the derivation, |N_i|/|P_i|² and |P_i|/|N_i|² of
+        each batch, and the variance constraint is a mean over the negatives with γ = 0.2.
+
+        Args:
+            exponent: of Φ, "linear" or "quadratic" in the similarity.
+        """
+        options = self.loss_options(exponent)
+        return CBMLLoss(
+            ratio=self.ratio(exponent),
+            **{name: value for name, value in options.items() if not name.startswith("ratio")},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field by its name, ready for JSON."""
+        return dataclasses.asdict(self)
