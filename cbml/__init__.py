@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from cbml.data import datasets as datasets
     from cbml.evaluation import Scores as Scores
     from cbml.evaluation import evaluate as evaluate
+    from cbml.index import Index as Index
+    from cbml.index import Matches as Matches
     from cbml.losses import LOSSES as LOSSES
     from cbml.losses import CBMLLoss as CBMLLoss
     from cbml.losses import LinearRatio as LinearRatio
@@ -34,6 +36,8 @@ _HOME = {
     "ImageSet": "cbml.data",
     "evaluate": "cbml.evaluation",
     "Scores": "cbml.evaluation",
+    "Index": "cbml.index",
+    "Matches": "cbml.index",
     "CBMLLoss": "cbml.losses",
     "LinearRatio": "cbml.losses",
     "LOSSES": "cbml.losses",

@@ -1,0 +1,142 @@
+"""Exact neighbours: faiss finds candidates, one routine decides about them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from cbml.errors import DamagedFile
+from cbml.index.rows import Ids, Vectors, as_unit_rows
+
+__all__ = ["Flat", "in_order"]
+
+# Numbers a second look may return at a time: 2**22 rows are 48 MiB.
+LOOK_SIZE = 2**22
+
+
+class Flat:
+    """All rows in float32; every query is compared with every row.
+
+    For many queries faiss multiplies matrices, whose last bit depends on where a row stands. So its
+    similarities only propose candidates, a few more than asked for. Those are compared anew, pair
+    by pair, by one routine that gives equal rows equal similarities. Where the last candidate is
+    so close to the k-th neighbour that rounding, or a tie, could hide a row behind it, all rows
+    that may belong to the k nearest are looked up.
+
+    Args:
+        dim: D.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.faiss = faiss.IndexFlatIP(dim)
+        # Two float32 sums of D products of unit vectors, in any order, differ by less than this.
+        self.slack = 2.1 * dim * 2.0**-24
+
+    def __len__(self) -> int:
+        return int(self.faiss.ntotal)
+
+    def add(self, vectors: Vectors) -> None:
+        """Append rows.
+
+        Args:
+            vectors: checked rows. (N, D)
+        """
+        self.faiss.add(vectors)
+
+    def remove(self, places: Ids) -> None:
+        """Take rows out; those behind them move up.
+
+        Args:
+            places: which rows, each once.
+        """
+        self.faiss.remove_ids(faiss.IDSelectorBatch(places))
+
+    def vectors(self, places: Ids) -> Vectors:
+        """Copies of rows, (M, D).
+
+        Args:
+            places: which rows. (M,)
+        """
+        return np.asarray(self.faiss.reconstruct_batch(places), dtype=np.float32)
+
+    def nearest(self, queries: Vectors, k: int, ids: Ids) -> tuple[Vectors, Ids]:
+        """Similarities and ids of the k nearest rows, (Q, k) each, in order.
+
+        Args:
+            queries: checked rows. (Q, D)
+            k: at most the number of rows.
+            ids: of all rows; of equally similar rows the one with the smaller id comes first.
+        """
+        width = min(k + max(8, k // 32), len(self))
+        found, places = self.faiss.search(queries, width)
+        similarities, chosen = in_order(self.compare(queries, places), ids[places])
+        similarities, chosen = similarities[:, :k].copy(), chosen[:, :k].copy()
+        if width < len(self):
+            hidden = found[:, -1] + self.slack >= similarities[:, -1]
+            self._look_again(queries, np.flatnonzero(hidden), ids, similarities, chosen)
+        return similarities, chosen
+
+    def compare(self, queries: Vectors, places: Ids) -> Vectors:
+        """The similarity of each query with each of its candidates, pair by pair, (Q, W).
+
+        Args:
+            queries: contiguous rows. (Q, D)
+            places: candidates of each query. (Q, W)
+        """
+        similarities = np.empty(places.shape, dtype=np.float32)
+        faiss.fvec_inner_products_by_idx(  # type: ignore[attr-defined]  # not in its stubs
+            faiss.swig_ptr(similarities),
+            faiss.swig_ptr(queries),
+            self.faiss.get_xb(),
+            faiss.swig_ptr(places),
+            self.faiss.d,
+            *places.shape,
+        )
+        return similarities
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What has to be saved."""
+        return {"vectors": self.faiss.reconstruct_n(0, len(self))}
+
+    @classmethod
+    def restore(cls, dim: int, arrays: Mapping[str, NDArray[Any]]) -> "Flat":
+        """From what was saved.
+
+        Args:
+            dim: D.
+            arrays: as `arrays` gave them, not yet checked.
+        """
+        if set(arrays) != {"vectors"}:
+            raise DamagedFile(f"expected only vectors, found {sorted(arrays)}")
+        engine = cls(dim)
+        engine.add(as_unit_rows(arrays["vectors"], dim, "vectors"))
+        return engine
+
+    def _look_again(
+        self, queries: Vectors, doubtful: Ids, ids: Ids, similarities: Vectors, chosen: Ids
+    ) -> None:
+        """Fill in the neighbours of the doubtful queries from all rows that may be among them."""
+        k = similarities.shape[1]
+        step = max(1, LOOK_SIZE // len(self))
+        for start in range(0, len(doubtful), step):
+            block = doubtful[start : start + step]
+            radius = float(similarities[block, -1].min()) - 2 * self.slack
+            bounds, _, places = self.faiss.range_search(queries[block], radius)
+            for query, first, last in zip(block, bounds[:-1], bounds[1:], strict=True):
+                candidates = np.ascontiguousarray(places[None, first:last])
+                anew = self.compare(queries[query : query + 1], candidates)
+                best, names = in_order(anew, ids[candidates])
+                similarities[query], chosen[query] = best[0, :k], names[0, :k]
+
+
+def in_order(similarities: Vectors, ids: Ids) -> tuple[Vectors, Ids]:
+    """Both sorted along their rows: larger similarity first, then smaller id.
+
+    Args:
+        similarities: in any order. (Q, W)
+        ids: beside them. (Q, W)
+    """
+    order = np.lexsort((ids, -similarities), axis=-1)
+    return np.take_along_axis(similarities, order, 1), np.take_along_axis(ids, order, 1)

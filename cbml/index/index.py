@@ -1,0 +1,159 @@
+"""Vectors under stable ids, and their nearest neighbours."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from cbml.errors import BadData, DamagedFile
+from cbml.files import load_folder, save_folder
+from cbml.index.flat import Flat
+from cbml.index.rows import Ids, Vectors, as_count, as_new_ids, as_unit_rows, places_of
+
+__all__ = ["KINDS", "Index", "Matches"]
+
+SAVED = "cbml index 1"
+PART = "index.safetensors"
+Kind = Literal["flat", "sq8", "hnsw"]
+KINDS: dict[str, type[Flat]] = {"flat": Flat}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matches:
+    """The nearest neighbours of each query, nearest first; of equally near ones the smaller id.
+
+    K is the number asked for, or the number of rows where there are fewer: nothing is filled up.
+
+    Args:
+        ids: of the neighbours. (Q, K)
+        similarities: cosines, descending. (Q, K)
+    """
+
+    ids: Ids = field(repr=False)
+    similarities: Vectors = field(repr=False)
+
+
+class Index:
+    """Unit vectors under stable ids; add, remove, search, save and load.
+
+    Rows are float32 of unit length; what is not is refused with its row numbers, and nothing of
+    that call is added. Searches may run in several threads at once, changes may not.
+
+    Args:
+        dim: numbers in a row, D.
+        kind: "flat" compares with every row and is exact.
+    """
+
+    def __init__(self, dim: int, *, kind: Kind = "flat") -> None:
+        if not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"dim must be a whole number of at least 1, got {dim!r}")
+        if kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        self.dim = dim
+        self.kind = kind
+        self._engine = KINDS[kind](dim)
+        self._ids = np.empty(0, dtype=np.int64)
+        self._next_id = 0
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __repr__(self) -> str:
+        return f"Index(dim={self.dim}, kind={self.kind!r}, rows={len(self)})"
+
+    def ids(self) -> Ids:
+        """All ids, ascending, (N,)."""
+        return np.sort(self._ids)
+
+    def add(self, vectors: Vectors, ids: Ids | None = None) -> Ids:
+        """Add rows and give their ids; all of them, or none and an error.
+
+        Args:
+            vectors: float32 rows of unit length. (N, D)
+            ids: whole numbers from 0, not in the index yet; by default they go on after the
+                largest ever used, so that the id of a removed row does not come back. (N,)
+        """
+        rows = as_unit_rows(vectors, self.dim, "vectors")
+        if ids is None:
+            ids = np.arange(self._next_id, self._next_id + len(rows))
+        new = as_new_ids(ids, len(rows), self._ids)
+        if len(new):
+            self._engine.add(rows)
+            self._ids = np.concatenate([self._ids, new])
+            self._next_id = max(self._next_id, int(new.max()) + 1)
+        return new
+
+    def remove(self, ids: Ids) -> None:
+        """Take rows out; if one of the ids is unknown, none is.
+
+        Args:
+            ids: which rows. (M,)
+        """
+        places = np.unique(places_of(ids, self._ids))
+        if len(places):
+            self._engine.remove(places)
+            self._ids = np.delete(self._ids, places)
+
+    def vectors(self, ids: Ids) -> Vectors:
+        """The rows of these ids, (M, D).
+
+        Args:
+            ids: which rows. (M,)
+        """
+        return self._engine.vectors(places_of(ids, self._ids))
+
+    def search(self, queries: Vectors, k: int) -> Matches:
+        """The k nearest rows of each query.
+
+        Args:
+            queries: float32 rows of unit length. (Q, D)
+            k: neighbours of each; fewer are given where the index has fewer.
+        """
+        rows, width = as_unit_rows(queries, self.dim, "queries"), min(as_count(k), len(self))
+        if not (width and len(rows)):
+            empty = np.empty((len(rows), width))
+            return Matches(ids=empty.astype(np.int64), similarities=empty.astype(np.float32))
+        similarities, ids = self._engine.nearest(rows, width, self._ids)
+        return Matches(ids=ids, similarities=similarities)
+
+    def save(self, folder: Path | str) -> None:
+        """Save everything; the folder holds the old index or the new one, never something between.
+
+        Args:
+            folder: made if missing; an index in it is replaced.
+        """
+        arrays = {**self._engine.arrays(), "ids": self._ids}
+        about = {"dim": self.dim, "kind": self.kind, "rows": len(self), "next_id": self._next_id}
+        parts = {PART: lambda path: safetensors.numpy.save_file(arrays, path)}
+        save_folder(Path(folder), SAVED, parts, about)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "Index":
+        """A saved index; every byte is compared with its SHA-256 before anything is made of it.
+
+        Args:
+            folder: written by `save`.
+        """
+        parts, about = load_folder(Path(folder), SAVED)
+        if set(parts) != {PART}:
+            raise DamagedFile(f"{folder}: a saved index has one part, {PART}")
+        try:
+            return cls._restore(about, safetensors.numpy.load_file(parts[PART]))
+        except (BadData, DamagedFile, TypeError, ValueError, KeyError) as error:
+            # The hash is right, so somebody meant it: still no traceback, and no faiss.
+            raise DamagedFile(f"{parts[PART]}: not a saved index ({error})") from None
+
+    @classmethod
+    def _restore(cls, about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> "Index":
+        ids, next_id = arrays.pop("ids"), about["next_id"]
+        index = cls(about["dim"], kind=about["kind"])
+        index._engine = KINDS[index.kind].restore(index.dim, arrays)
+        index._ids = as_new_ids(ids, len(index._engine), index._ids)
+        used = int(ids.max()) + 1 if len(ids) else 0
+        if type(next_id) is not int or next_id < used or about["rows"] != len(ids):
+            raise DamagedFile("its numbers of rows do not agree")
+        index._next_id = next_id
+        return index
