@@ -156,6 +156,14 @@ class PairStatistics:
             **{name: value for name, value in options.items() if not name.startswith("ratio")},
         )
 
+    def loss_record(self, exponent: Exponent = "linear") -> dict[str, Any]:
+        """The options and the statistics they come from, ready for a run's record.
+
+        Args:
+            exponent: of Φ, "linear" or "quadratic" in the similarity.
+        """
+        return {"options": self.loss_options(exponent), "statistics": self.as_dict()}
+
     def as_dict(self) -> dict[str, Any]:
         """Every field by its name, ready for JSON."""
         return dataclasses.asdict(self)

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["verb"]
 
+_NAMED = ("loss", "parameters", "backbone", "crop", "seed", "steps")
+
 
 def verb(
     data: Annotated[
@@ -24,6 +26,10 @@ def verb(
         ),
     ] = None,
     loss: Annotated[str | None, typer.Option(help="A name in cbml.LOSSES.")] = None,
+    parameters: Annotated[
+        Literal["given", "from-data"] | None,
+        typer.Option(help="The loss's constants: as given, or estimated before the first step."),
+    ] = None,
     backbone: Annotated[str | None, typer.Option(help="A name in cbml.BACKBONES.")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,
     crop: Annotated[int | None, typer.Option(help="Side of the square the network sees.")] = None,
@@ -41,6 +47,9 @@ def verb(
     processes: Annotated[
         int, typer.Option(help="Processes on this machine that share each batch.")
     ] = 1,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write RUN/tensorboard as well.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a model, choose it on held-out classes, and keep all that is needed to go on.
@@ -51,6 +60,7 @@ def verb(
     \b
     Examples:
       cbml train emoji --out runs/emoji --test
+      cbml train my-pictures/ --parameters from-data
       cbml train my-pictures/ --loss proxy_anchor --set learning_rate=3e-5 --json
       cbml train --resume runs/emoji
     """
@@ -70,6 +80,7 @@ def verb(
                 recipe,
                 folder,
                 make_loss=_make_loss,
+                estimate=_estimate,
                 evaluate=evaluate,
                 resume=resume is not None or (restarted and (folder / "run.json").exists()),
                 test=test,
@@ -105,8 +116,10 @@ def _planned(
     from cbml.training.recipe import recipe_for, recipe_of, with_overrides
     from cbml.training.runs import read_record
 
-    named = [f"{key}={options[key]}" for key in ("loss", "backbone", "crop", "seed", "steps")]
+    named = [f"{key}={options[key]}" for key in _NAMED]
     words = [word for word in named if not word.endswith("=None")] + overrides
+    if options["tensorboard"]:
+        words.append("tensorboard=true")
     if (data is None) == (resume is None):
         raise typer.BadParameter("give either DATA or --resume RUN")
     try:
@@ -116,6 +129,8 @@ def _planned(
             start = recipe_for(str(data))
         recipe = with_overrides(start, words)
         _make_loss(recipe, 2)
+        if recipe.parameters == "from-data" and recipe.loss != "cbml":
+            raise ValueError("--parameters from-data: only the loss cbml has such constants")
     except (BadData, TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     if resume is not None:
@@ -130,6 +145,12 @@ def _make_loss(recipe: "Recipe", classes: int) -> "nn.Module":
     return build_loss(
         recipe.loss, recipe.loss_options, classes=classes, dim=recipe.dim, seed=recipe.seed
     )
+
+
+def _estimate(embeddings: Any, labels: Any) -> dict[str, Any]:
+    from cbml.bayes import PairStatistics
+
+    return PairStatistics.of(embeddings, labels).loss_record()
 
 
 def _print_outcome(folder: Path, fitted: Any, test: Any, as_json: bool) -> None:

@@ -27,6 +27,7 @@ from cbml.training.team import Team
 
 __all__ = [
     "Evaluate",
+    "Rows",
     "Shelf",
     "build_batches",
     "build_execution",

@@ -29,6 +29,8 @@ class Recipe:
         pictures_per_class: 8 in the authors' program for CUB.
         loss: its name in the table of losses.
         loss_options: options of the loss by name.
+        parameters: constants of the loss: "given", or estimated "from-data" before the first step,
+            where `loss_options` does not give them.
         validation: share of the training classes that choose the model; 0 for none.
         seed: of held-out classes, batches, crops, start values and proxies.
         workers: threads that prepare batches ahead.
@@ -36,6 +38,7 @@ class Recipe:
         compile: let torch.compile fuse the network.
         bad_limit: share of unreadable pictures above which the run fails.
         allow_partial: accept a set that is not whole.
+        tensorboard: write all numbers of the run for tensorboard as well.
         settings: of the loop.
     """
 
@@ -50,6 +53,7 @@ class Recipe:
     pictures_per_class: int = 8
     loss: str = "cbml"
     loss_options: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Literal["given", "from-data"] = "given"
     validation: float = 0.2
     seed: int = 0
     workers: int = 1
@@ -57,6 +61,7 @@ class Recipe:
     compile: bool = False
     bad_limit: float = 0.05
     allow_partial: bool = False
+    tensorboard: bool = False
     settings: Settings = field(default_factory=Settings)
 
     def as_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from cbml.data import ImageSet, Splits
@@ -15,6 +16,7 @@ from cbml.files import write_json
 from cbml.models import Embedder
 from cbml.training.assembly import (
     Evaluate,
+    Rows,
     Shelf,
     build_batches,
     build_execution,
@@ -23,6 +25,12 @@ from cbml.training.assembly import (
     load_splits,
 )
 from cbml.training.loop import Fitted, fit
+from cbml.training.measured import (
+    Estimate,
+    estimate_parameters,
+    kept_parameters,
+    with_parameters,
+)
 from cbml.training.progress import Listener
 from cbml.training.recipe import Recipe
 from cbml.training.runs import Run, read_record
@@ -33,6 +41,7 @@ __all__ = ["Outcome", "evaluate_split", "note_test_look", "train_run"]
 
 MakeLoss = Callable[[Recipe, int], nn.Module]
 Load = Callable[[Recipe], Splits]
+Calibrate = Callable[[Rows, NDArray[np.int64]], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,8 @@ def train_run(
     team: Team | None = None,
     listener: Listener | None = None,
     load: Load = load_splits,
+    estimate: Estimate | None = None,
+    calibrate: Calibrate | None = None,
 ) -> Outcome:
     """Do what a recipe says, with all records in one folder.
 
@@ -76,12 +87,18 @@ def train_run(
         team: the processes that train together.
         listener: hears of every step.
         load: gives the pictures of a recipe.
+        estimate: gives the loss's constants for parameters="from-data", from embeddings and labels
+            of training pictures by the start model; asked once, kept in run.json.
+        calibrate: gives what calibration.json shall hold, from embeddings and labels of the
+            validation pictures by the trained model; None keeps nothing.
     """
     team = team or Team()
     torch.manual_seed(recipe.seed + team.rank)  # dropout has no other source
     splits = load(recipe)
     model = build_model(recipe)
-    loss = make_loss(recipe, len(splits.train.class_names))
+    parameters = _parameters(recipe, folder if resume else None, model, splits, estimate, team)
+    chosen = recipe if parameters is None else with_parameters(recipe, parameters)
+    loss = make_loss(chosen, len(splits.train.class_names))
     held = Shelf.of(splits.validation, recipe.crop) if len(splits.validation) else None
 
     def validate(candidate: Embedder) -> Mapping[str, float]:
@@ -89,13 +106,14 @@ def train_run(
         rows = held.embedded(candidate, team)
         return flat_scores(evaluate(rows, held.images.known_labels, clustering=False))
 
+    about = {"recipe": recipe.as_dict(), "data": splits.record, "parameters": parameters}
     fitted = fit(
         model,
         loss,
         build_batches(recipe, splits.train, team),
         settings=recipe.settings,
         validate=validate if held is not None else None,
-        run=Run(folder, {"recipe": recipe.as_dict(), "data": splits.record}, resume),
+        run=Run(folder, about, resume, recipe.tensorboard),
         execution=build_execution(recipe, model),
         team=team,
         listener=listener,
@@ -104,9 +122,30 @@ def train_run(
     scores = evaluate_split(model, splits, "test", evaluate, team) if test else None
     if scores is not None and team.leads:
         note_test_look(folder, scores)
+    if calibrate is not None and held is not None:
+        calibration = calibrate(held.embedded(model, team), held.images.known_labels)
+        if team.leads and calibration is not None:
+            write_json(folder / "calibration.json", calibration)
     if team.leads:
         report_run(folder, model, splits)
     return Outcome(fitted, model, splits, scores)
+
+
+def _parameters(
+    recipe: Recipe,
+    resumed: Path | None,
+    model: Embedder,
+    splits: Splits,
+    estimate: Estimate | None,
+    team: Team,
+) -> dict[str, Any] | None:
+    if recipe.parameters == "given":
+        return None
+    if resumed is not None:
+        return kept_parameters(resumed)
+    if estimate is None:
+        raise ValueError('parameters="from-data": train_run needs estimate')
+    return estimate_parameters(recipe, model, splits.train, estimate, team)
 
 
 def evaluate_split(
