@@ -67,6 +67,7 @@ class ClassBalancedSampler:
         self.world_size = world_size
         self.epoch = 0
         self.step = 0
+        self._kept: tuple[int, NDArray[np.int64]] | None = None
         self._check()
         self._count_classes()
 
@@ -172,7 +173,7 @@ class ClassBalancedSampler:
             )
 
     def _count_classes(self) -> None:
-        self._kept: tuple[int, NDArray[np.int64]] | None = None
+        self._kept = None
         names, self._numbers, self._sizes = np.unique(
             self.labels, return_inverse=True, return_counts=True
         )

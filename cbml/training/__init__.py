@@ -2,6 +2,7 @@
 
 from cbml.training.guards import BadNumbers
 from cbml.training.interrupts import Interrupted
+from cbml.training.labels import NewLabels, Relabel
 from cbml.training.loop import Fitted, fit
 from cbml.training.progress import Listener, Shown, StepReport
 from cbml.training.recipe import Recipe, recipe_for, recipe_of, with_overrides
@@ -15,8 +16,10 @@ __all__ = [
     "Fitted",
     "Interrupted",
     "Listener",
+    "NewLabels",
     "Outcome",
     "Recipe",
+    "Relabel",
     "Run",
     "Settings",
     "Shown",

@@ -13,6 +13,7 @@ from cbml.training.environment import differences, environment
 from cbml.training.gradients import BatchResult
 from cbml.training.guards import Similarities
 from cbml.training.interrupts import Interrupted, StopRequest
+from cbml.training.labels import Relabel
 from cbml.training.optimisers import base_rates
 from cbml.training.progress import Listener, StepReport
 from cbml.training.runs import Records, Run
@@ -121,6 +122,21 @@ class Course:
             "test_looks": 0,
         }
 
+    def relabel(self, relabel: Relabel) -> None:
+        """Ask for other labels before a pass.
+
+        Args:
+            relabel: gives them, or None.
+        """
+        state = self.state
+        new = relabel(state.model, state.batches)
+        if new is not None:
+            state.batches.relabel(new.labels)
+            epoch = state.batches.sampler.epoch
+            # Of the step to come: a run resumed before it asks again.
+            self.records.add({"step": state.step + 1, "epoch": epoch, "labels": new.facts})
+            self.listener.say(f"step {state.step}: {new.text}")
+
     def report(
         self,
         result: BatchResult | None,
@@ -163,7 +179,10 @@ class Course:
             validate: gives the scores by name.
         """
         model, name = self.state.model, self.state.settings.choose_by
-        scores = dict(validate(model))
+        try:
+            scores = dict(validate(model))
+        except BadData as error:
+            raise BadData(f"validation after step {self.state.step}: {error}") from None
         model.train()
         if name not in scores:
             raise BadData(f"choose_by={name!r}: validation gives {', '.join(sorted(scores))}")

@@ -13,6 +13,7 @@ from cbml.models import Embedder, Execution
 from cbml.training.course import Course, Validate
 from cbml.training.gradients import check_chunks
 from cbml.training.interrupts import stop_request
+from cbml.training.labels import Relabel
 from cbml.training.optimisers import apply_rates, build_optimiser
 from cbml.training.progress import Listener, Shown
 from cbml.training.runs import Records, Run
@@ -50,6 +51,7 @@ def fit(
     *,
     settings: Settings | None = None,
     validate: Validate | None = None,
+    relabel: Relabel | None = None,
     run: Run | Path | str | None = None,
     execution: Execution | None = None,
     team: Team | None = None,
@@ -69,6 +71,8 @@ def fit(
         settings: every choice of the loop.
         validate: gives the scores of a model; the one named by `choose_by` decides. It must not
             use test pictures.
+        relabel: asked before each pass; gives the pictures other labels, or None to keep those
+            they have. The labels are part of a checkpoint.
         run: the folder for records and checkpoints; None keeps nothing.
         execution: layout and precision; the default for the device when None.
         team: the processes that train together; this one alone when None.
@@ -89,14 +93,18 @@ def fit(
     updates = Updates(state, execution, team, records, listener)
     course = Course(state, _steps(settings, batches), team, records, listener)
     course.start(run, execution, validate)
-    with stop_request() as request, contextlib.closing(_endless(batches)) as stream:
+    with (
+        stop_request() as request,
+        contextlib.closing(records),
+        contextlib.closing(_passes(course, relabel)) as stream,
+    ):
         while state.step < course.steps and not course.out_of_patience:
             batch = next(stream)
             factor = rate_factor(settings, state.step, course.steps)
             rates = apply_rates(state.optimiser, course.rates, factor)
             result, norm = updates.gradient(batch)
             if result is not None:
-                state.optimiser.step()
+                updates.apply(batch)
             state.optimiser.zero_grad(set_to_none=True)
             state.step += 1
             course.report(result, norm, rates, updates.seen)
@@ -140,6 +148,9 @@ def _steps(settings: Settings, batches: Batches) -> int:
     return sum(len(sampler.plan(epoch)) for epoch in range(settings.epochs))
 
 
-def _endless(batches: Batches) -> Generator[Batch, None, None]:
+def _passes(course: Course, relabel: Relabel | None) -> Generator[Batch, None, None]:
+    batches = course.state.batches
     while True:
+        if relabel is not None and batches.sampler.step == 0:
+            course.relabel(relabel)
         yield from batches

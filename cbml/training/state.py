@@ -1,5 +1,7 @@
 """All that changes while a model is trained, so that it can be saved and put back to the bit."""
 
+import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,16 +59,29 @@ class TrainingState:
         self.skipped_in_a_row = 0
 
     def improves(self, score: float) -> bool:
-        """Whether a validation score is the best so far; NaN never is.
+        """Whether a validation score is the best so far; NaN and infinity never are.
 
         Args:
             score: larger is better.
         """
-        better = score == score and (self.best_score is None or score > self.best_score)
+        better = math.isfinite(score) and (self.best_score is None or score > self.best_score)
         if better:
             self.best_score, self.best_step = score, self.step
         self.validations_without_gain = 0 if better else self.validations_without_gain + 1
         return better
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that training changes: "model.<name>", "loss.<name>" and "optimiser.<name>"."""
+        parts = {
+            "model": self.model.state_dict(),
+            "loss": self.loss.state_dict(),
+            "optimiser": optimiser_tensors(self.optimiser),
+        }
+        return {
+            f"{part}.{name}": value
+            for part, values in parts.items()
+            for name, value in values.items()
+        }
 
     def save(self, folder: Path, environment: Mapping[str, Any]) -> None:
         """Write a checkpoint.
@@ -82,6 +97,9 @@ class TrainingState:
             "optimiser": optimiser_tensors(self.optimiser),
             "random": generators,
         }
+        labels = self.batches.images.labels
+        if self.batches.relabelled and labels is not None:
+            parts["labels"] = {"pictures": torch.tensor(labels)}
         tensors: dict[str, Tensor] = {
             f"{part}.{name}": value
             for part, values in parts.items()
@@ -91,6 +109,7 @@ class TrainingState:
             "settings": self.settings.as_dict(),
             "environment": dict(environment),
             "sampler": self.batches.sampler.state_dict(),  # type: ignore[attr-defined]
+            "pictures": _names(self.batches),
             "random": generator_facts,
             "bad": {str(index): reason for index, reason in self.batches.bad.reasons.items()},
             "best_score": self.best_score,
@@ -108,7 +127,12 @@ class TrainingState:
         """
         saved = checkpoint.state
         _same_settings(saved["settings"], self.settings.as_dict())
+        labels = checkpoint.part("labels")
+        if labels:
+            self.batches.relabel(labels["pictures"].numpy())
         self.batches.sampler.load_state_dict(saved["sampler"])  # type: ignore[attr-defined]
+        if saved.get("pictures", _names(self.batches)) != _names(self.batches):
+            raise BadData("the pictures have other names than those of the run: start anew")
         for part, module in (("model", self.model), ("loss", self.loss)):
             try:
                 module.load_state_dict(checkpoint.part(part))
@@ -122,6 +146,12 @@ class TrainingState:
         self.best_score, self.best_step = saved["best_score"], saved["best_step"]
         self.validations_without_gain = saved["validations_without_gain"]
         self.skipped_in_a_row = saved["skipped_in_a_row"]
+
+
+def _names(batches: Batches) -> str:
+    """What changes when a picture comes, goes or is renamed, but not when all are moved."""
+    names = "\0".join(path.name for path in batches.images.paths)
+    return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
