@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 from cbml.errors import BadData, DamagedFile
 from cbml.files import load_folder, save_folder
 from cbml.index.flat import Flat
+from cbml.index.hnsw import EFFORT, Hnsw
 from cbml.index.rows import Ids, Vectors, as_count, as_new_ids, as_unit_rows, places_of
+from cbml.index.sq8 import Sq8
 
 __all__ = ["KINDS", "Index", "Matches"]
 
 SAVED = "cbml index 1"
 PART = "index.safetensors"
 Kind = Literal["flat", "sq8", "hnsw"]
-KINDS: dict[str, type[Flat]] = {"flat": Flat}
+KINDS: dict[str, type[Flat] | type[Sq8] | type[Hnsw]] = {"flat": Flat, "sq8": Sq8, "hnsw": Hnsw}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,8 @@ class Index:
 
     Args:
         dim: numbers in a row, D.
-        kind: "flat" compares with every row and is exact.
+        kind: "flat" compares with every row and is exact; "sq8" does so with rows of one byte per
+            number, a quarter of the memory; "hnsw" walks a graph, quick and nearly always right.
     """
 
     def __init__(self, dim: int, *, kind: Kind = "flat") -> None:
@@ -105,18 +108,23 @@ class Index:
         """
         return self._engine.vectors(places_of(ids, self._ids))
 
-    def search(self, queries: Vectors, k: int) -> Matches:
+    def search(self, queries: Vectors, k: int, *, effort: int = EFFORT) -> Matches:
         """The k nearest rows of each query.
 
         Args:
             queries: float32 rows of unit length. (Q, D)
             k: neighbours of each; fewer are given where the index has fewer.
+            effort: how many rows a walk through an "hnsw" graph keeps in view: more takes longer
+                and finds more. The other kinds look at every row.
         """
         rows, width = as_unit_rows(queries, self.dim, "queries"), min(as_count(k), len(self))
         if not (width and len(rows)):
             empty = np.empty((len(rows), width))
             return Matches(ids=empty.astype(np.int64), similarities=empty.astype(np.float32))
-        similarities, ids = self._engine.nearest(rows, width, self._ids)
+        if isinstance(self._engine, Hnsw):
+            similarities, ids = self._engine.nearest(rows, width, self._ids, effort)
+        else:
+            similarities, ids = self._engine.nearest(rows, width, self._ids)
         return Matches(ids=ids, similarities=similarities)
 
     def save(self, folder: Path | str) -> None:
