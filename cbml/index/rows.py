@@ -7,7 +7,16 @@ from numpy.typing import NDArray
 
 from cbml.errors import BadData
 
-__all__ = ["Ids", "Vectors", "as_count", "as_ids", "as_new_ids", "as_unit_rows", "places_of"]
+__all__ = [
+    "Ids",
+    "Vectors",
+    "as_count",
+    "as_ids",
+    "as_new_ids",
+    "as_unit_rows",
+    "places_of",
+    "refuse_width",
+]
 
 Vectors = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -102,6 +111,21 @@ def places_of(ids: Ids, known: Ids) -> Ids:
     found: Ids = order[places]
     _refuse(known[found] != wanted, "ids are not in the index")
     return found
+
+
+def refuse_width(where: str, found: int, wanted: int) -> None:
+    """Refuse a store that was made for other vectors.
+
+    Args:
+        where: the store.
+        found: numbers in its rows.
+        wanted: numbers in the rows at hand.
+    """
+    if found != wanted:
+        raise BadData(
+            f"{where} holds vectors of {found} numbers, not {wanted}: "
+            "use the model it was made with, or another store"
+        )
 
 
 def _refuse(bad: Any, what: str) -> None:

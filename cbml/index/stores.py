@@ -6,9 +6,10 @@ from typing import Protocol
 from cbml.errors import BadData
 from cbml.files import MANIFEST
 from cbml.index.index import Index, Kind, Matches
-from cbml.index.rows import Ids, Vectors
+from cbml.index.milvus import MilvusStore
+from cbml.index.rows import Ids, Vectors, refuse_width
 
-__all__ = ["FolderStore", "Store", "open_store", "wrong_width"]
+__all__ = ["FolderStore", "Store", "open_store"]
 
 
 class Store(Protocol):
@@ -82,8 +83,7 @@ class FolderStore:
         self.folder = folder
         saved = (folder / MANIFEST).exists()
         self.index = Index.load(folder) if saved else Index(dim, kind=kind)
-        if self.index.dim != dim:
-            raise BadData(wrong_width(str(folder), self.index.dim, dim))
+        refuse_width(str(folder), self.index.dim, dim)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -108,20 +108,6 @@ class FolderStore:
 
     def close(self) -> None:  # noqa: D102
         pass
-
-
-def wrong_width(where: str, found: int, wanted: int) -> str:
-    """The message for a store made for other vectors.
-
-    Args:
-        where: the store's address.
-        found: its numbers in a row.
-        wanted: numbers in a row of the vectors at hand.
-    """
-    return (
-        f"{where} holds vectors of {found} numbers, not {wanted}: "
-        "use the model it was made with, or another store"
-    )
 
 
 def open_store(
@@ -149,5 +135,5 @@ def open_store(
         return FolderStore(folder, dim, kind=kind)
     engine, colon, place = address.partition(":")
     if engine == "milvus" and colon and place:
-        raise NotImplementedError("milvus")
+        return MilvusStore(place, dim, name=name, token=token)
     raise BadData(f"store {address!r}: write faiss, milvus:http://host:19530 or milvus:file.db")
