@@ -1,0 +1,95 @@
+// The page: reads the address, asks the view for its content, shows it.
+import { Trouble, get } from "./api.js";
+import { announce, byId, count, element, score } from "./elements.js";
+import { bindControls, syncControls } from "./controls.js";
+import { bindDetail, syncDetail } from "./detail.js";
+import { bindKeys } from "./keys.js";
+import { address, listen, read } from "./state.js";
+import { watch } from "./uploads.js";
+import * as compare from "./compare.js";
+import * as map from "./map.js";
+import * as pictures from "./pictures.js";
+import * as worst from "./worst.js";
+
+const VIEWS = { pictures, worst, compare, map };
+
+let info = null;
+let asked = null; // the request under way
+let drawn = null; // the state on the screen, without what the dialogs show
+let shown = null; // what Export writes
+
+/** Draw the state of the address; `scroll` is where to go, null stays. */
+async function draw({ scroll = null } = {}) {
+  const state = read();
+  syncControls(state, info);
+  const wanted = address({ detail: "" }, state);
+  if (wanted !== drawn) {
+    asked?.abort();
+    const mine = (asked = new AbortController());
+    document.body.classList.add("busy");
+    try {
+      info ??= await start(mine.signal);
+      const result = await VIEWS[state.view].build(state, info, mine.signal);
+      if (mine.signal.aborted) return;
+      place(result, wanted);
+    } catch (error) {
+      if (mine.signal.aborted || error.name === "AbortError") return;
+      place({ node: failure(error) }, null);
+    }
+    document.body.classList.remove("busy");
+    if (scroll !== null) scrollTo(0, scroll);
+  }
+  syncControls(state, info);
+  syncDetail(state, shown);
+}
+
+function place(result, wanted) {
+  const main = byId("main");
+  const focused = document.activeElement;
+  const inside = main.contains(focused);
+  drawn = wanted;
+  shown = result.shown ?? null;
+  main.replaceChildren(result.node);
+  result.ready?.();
+  document.title = [result.shown?.title, info?.name ?? "cbml gallery"].filter(Boolean).join(" · ");
+  if (inside) (main.contains(focused) ? focused : main).focus({ preventScroll: true });
+  announce(result.said ?? "");
+}
+
+async function start(signal) {
+  const found = await get("info", {}, signal);
+  byId("gallery").textContent = found.name;
+  watch(found.limits.body_bytes);
+  totals(found).catch(() => {}); // the pictures are shown without them
+  return found;
+}
+
+async function totals(found) {
+  const figures = [["pictures", count(found.pictures)]];
+  if (found.labels) figures.push(["labels", count(found.labels)]);
+  show(figures);
+  if (!found.has_scores) return;
+  const scores = await get("scores");
+  figures.push(["Recall@1", score(scores.recall["1"])], ["MAP@R", score(scores.map_at_r)],
+    ["R-precision", score(scores.r_precision)]);
+  show(figures);
+}
+
+function show(figures) {
+  byId("totals").replaceChildren(...figures.map(([name, value]) =>
+    element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+}
+
+function failure(error) {
+  if (!(error instanceof Trouble)) console.error(error); // a fault of this page
+  const again = element("button", { type: "button", class: "primary", click: () => draw({ scroll: 0 }) }, "Try again");
+  const home = element("a", { class: "button", href: "?" }, "All pictures");
+  return element("div", { class: "notice", role: "alert" }, element("h2", {}, "That did not work"),
+    element("p", {}, error.message), element("div", { class: "actions" }, again, home));
+}
+
+listen(draw);
+bindControls(() => shown);
+bindDetail(() => shown);
+bindKeys();
+draw({ scroll: 0 });

@@ -1,0 +1,101 @@
+// Pictures from this computer: dropped, pasted or picked; kept in the browser so that Back and
+// reload find them again. They go to the service only to be searched with.
+import { byId, toast } from "./elements.js";
+import { go } from "./state.js";
+
+const kept = new Map();
+const KEEP = 20;
+
+function database() {
+  return new Promise((resolve, reject) => {
+    const opening = indexedDB.open("cbml-uploads", 1);
+    opening.onupgradeneeded = () => opening.result.createObjectStore("pictures");
+    opening.onsuccess = () => resolve(opening.result);
+    opening.onerror = () => reject(opening.error);
+  });
+}
+
+function finished(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+/** The picture kept under a key, or null when this browser does not have it. */
+export async function keptPicture(key) {
+  if (kept.has(key)) return kept.get(key);
+  try {
+    const store = (await database()).transaction("pictures").objectStore("pictures");
+    return (await finished(store.get(key))) ?? null;
+  } catch {
+    return null; // private windows have no database
+  }
+}
+
+async function keep(key, file) {
+  kept.set(key, file);
+  try {
+    const store = (await database()).transaction("pictures", "readwrite").objectStore("pictures");
+    const keys = await finished(store.getAllKeys());
+    for (const old of keys.sort().slice(0, Math.max(0, keys.length - KEEP + 1))) store.delete(old);
+    await finished(store.put(file, key));
+  } catch {
+    // the page still works until it is closed
+  }
+}
+
+let largest = Infinity;
+
+/** Search with a file of this computer, or say why not. */
+export async function accept(file) {
+  if (!file) return;
+  if (file.type && !file.type.startsWith("image/")) {
+    toast(`${file.name || "This"} is not a picture.`);
+    return;
+  }
+  if (file.size > largest) {
+    toast(`This picture has ${megabytes(file.size)}; the service takes at most ${megabytes(largest)}.`);
+    return;
+  }
+  const key = Date.now().toString(36) + Math.random().toString(36).slice(2, 6);
+  await keep(key, file);
+  go({ view: "pictures", query: "", upload: key, detail: "" });
+}
+
+const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MB`;
+
+export function pick() {
+  byId("file").click();
+}
+
+/** Watch for dropped, pasted and picked pictures of at most `limit` bytes. */
+export function watch(limit) {
+  if (limit > 0) largest = limit;
+  const hint = byId("drop");
+  const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+  addEventListener("dragover", (event) => {
+    event.preventDefault();
+    hint.hidden = !hasFiles(event);
+  });
+  addEventListener("dragleave", (event) => {
+    if (event.relatedTarget === null) hint.hidden = true;
+  });
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    hint.hidden = true;
+    if (event.dataTransfer.files.length) accept(event.dataTransfer.files[0]);
+    else toast("Drop the picture file itself; addresses are not fetched.");
+  });
+  addEventListener("paste", (event) => {
+    const [file] = event.clipboardData.files;
+    if (!file) return; // text goes where the cursor is
+    event.preventDefault();
+    accept(file);
+  });
+  byId("pick").addEventListener("click", pick);
+  byId("file").addEventListener("change", (event) => {
+    accept(event.target.files[0]);
+    event.target.value = ""; // the same file can be chosen again
+  });
+}

@@ -1,0 +1,67 @@
+// The queries that fail worst, with what they found instead.
+import { get } from "./api.js";
+import { count, decimals, element, known, plural } from "./elements.js";
+import { address } from "./state.js";
+import { grid, tile } from "./tiles.js";
+
+const PAGE = 20;
+const STRIP = 8;
+
+export async function build(state, info, signal) {
+  if (!info.has_scores) return { node: unlabelled() };
+  const found = await get("worst", { offset: 0, limit: PAGE, label: state.label }, signal);
+  const list = element("ol", { class: "worst", "aria-label": "Worst queries" });
+  const shown = { title: "Worst queries", address: location.href, facts: { queries: found.total },
+    parts: [{ name: "worst", pictures: found.pictures }] };
+  add(list, found.pictures, signal);
+  const more = element("button", { type: "button", click: next }, "Show more");
+  async function next() {
+    const answer = await get("worst", { offset: shown.parts[0].pictures.length, limit: PAGE, label: state.label }, signal);
+    shown.parts[0].pictures.push(...answer.pictures);
+    add(list, answer.pictures, signal);
+    more.hidden = shown.parts[0].pictures.length >= found.total;
+  }
+  more.hidden = found.pictures.length >= found.total;
+  const node = element("section", { "aria-label": "Worst queries" },
+    element("div", { class: "title" }, element("h2", {}, "Worst queries first"),
+      element("span", { class: "soft" }, `${plural(found.total, "query", "queries")} by average precision; what each found instead is on its right`)),
+    list, element("div", { class: "onward" }, more));
+  return { node, shown, said: "Worst queries first" };
+}
+
+function unlabelled() {
+  return element("div", { class: "notice" }, element("h2", {}, "No labels, no verdict"),
+    element("p", {}, "This gallery has no labels, so nobody can say which results are wrong. Pictures in one folder per label get theirs from the folders."));
+}
+
+function add(list, queries, signal) {
+  for (const query of queries) {
+    const strip = element("div", { class: "found" });
+    const facts = element("dl", { class: "facts" },
+      element("dt", {}, "first hit at rank"), element("dd", {}, known(query.first_hit_rank) ? count(query.first_hit_rank) : "–"),
+      element("dt", {}, "average precision"), element("dd", {}, decimals(query.average_precision)),
+      element("dt", {}, "same label"), element("dd", {}, count(query.positives)));
+    const row = element("li", { class: "row" }, element("ol", {}, tile(query)), facts, strip);
+    list.append(row);
+    seen(row, () => fill(strip, query, signal));
+  }
+}
+
+/** Call `act` once when an element comes near the screen. */
+function seen(node, act) {
+  const watcher = new IntersectionObserver(([entry]) => {
+    if (!entry.isIntersecting) return;
+    watcher.disconnect();
+    act();
+  }, { rootMargin: "300px" });
+  watcher.observe(node);
+}
+
+async function fill(strip, query, signal) {
+  try {
+    const found = await get(`pictures/${query.id}/search`, { k: STRIP }, signal);
+    strip.replaceChildren(grid(found.results, { strip: true, name: `Nearest to ${query.name}` }));
+  } catch (error) {
+    if (error.name !== "AbortError") strip.textContent = error.message;
+  }
+}
