@@ -1,12 +1,20 @@
 """Numbers that are no numbers, and embeddings that no longer tell pictures apart."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["BadNumbers", "Similarities", "check_embeddings", "collapse_reason", "similarities"]
+__all__ = [
+    "BadNumbers",
+    "Similarities",
+    "broken_tensor",
+    "check_embeddings",
+    "collapse_reason",
+    "similarities",
+]
 
 _SHOWN = 5
 # Where every pair of a batch is more alike than this, float32 losses have no more to hold on to.
@@ -55,6 +63,22 @@ def check_embeddings(embeddings: Tensor, names: Sequence[str], step: int) -> Non
         f"step {step}: NaN or infinity in the embeddings of {len(bad)} of {len(names)} pictures, "
         f"probably because of {blame}: {shown}; the weights were not changed"
     )
+
+
+def broken_tensor(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds NaN or infinity; None where all are sound.
+
+    Args:
+        tensors: by name; integers are passed over.
+    """
+    # Lengths are read off all tensors at once; a square that overflows is no use to training.
+    floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
+    large = [value for value in floats.values() if value.dim()]
+    small = [value for value in floats.values() if not value.dim()]
+    if math.isfinite(sum(map(float, small)) + float(torch.nn.utils.get_total_norm(large))):
+        return None
+    lengths = {name: float(torch.linalg.vector_norm(value)) for name, value in floats.items()}
+    return next((name for name, length in lengths.items() if not math.isfinite(length)), None)
 
 
 def similarities(embeddings: Tensor, labels: Tensor) -> Similarities:

@@ -1,5 +1,6 @@
 """Who is optimised, at which rate, and an optimiser's state as plain named tensors."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,8 @@ def apply_rates(
     """
     for group in optimiser.param_groups:
         group["lr"] = rates[group["name"]] * factor
+        if not math.isfinite(group["lr"]):
+            raise BadData(f"the learning rate of the {group['name']} is {group['lr']}")
     return {group["name"]: group["lr"] for group in optimiser.param_groups}
 
 

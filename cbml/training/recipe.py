@@ -31,6 +31,14 @@ class Recipe:
         loss_options: options of the loss by name.
         parameters: constants of the loss: "given", or estimated "from-data" before the first step,
             where `loss_options` does not give them.
+        labels: "known"; "none" clusters the pictures and learns from the clusters; "each" makes
+            every picture a class of its own, whose members are its crops.
+        clusters: how many, without labels; None for one for every four pictures.
+        refresh_epochs: passes between two clusterings.
+        cluster_by: "embedding", or "features", those before the linear layer, whitened.
+        batch_range: batch size without labels, "80-200" to draw one for each pass, or one number.
+        study: look, without labels, at the labels that there are, to write down how well they are
+            found; never to train or to choose.
         validation: share of the training classes that choose the model; 0 for none.
         seed: of held-out classes, batches, crops, start values and proxies.
         workers: threads that prepare batches ahead.
@@ -54,6 +62,12 @@ class Recipe:
     loss: str = "cbml"
     loss_options: Mapping[str, Any] = field(default_factory=dict)
     parameters: Literal["given", "from-data"] = "given"
+    labels: Literal["known", "none", "each"] = "known"
+    clusters: int | None = None
+    refresh_epochs: int = 1
+    cluster_by: Literal["embedding", "features"] = "features"
+    batch_range: str = "80-200"
+    study: bool = False
     validation: float = 0.2
     seed: int = 0
     workers: int = 1

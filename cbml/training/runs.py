@@ -1,4 +1,4 @@
-"""The run folder: run.json, metrics.jsonl, checkpoints/, model/, bad_images.csv, report.html."""
+"""The run folder: run.json, metrics.jsonl, checkpoints/, model/, report.html and the like."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from typing import Any
 
 from cbml.errors import BadData, DamagedFile
 from cbml.files import replaced_file, write_json
+from cbml.training.board import Board
 
 __all__ = ["Records", "Run", "read_metrics", "read_record"]
 
@@ -21,11 +22,13 @@ class Run:
         folder: made if missing; one that holds a run already is only continued, never replaced.
         about: further plain facts for run.json, such as where the pictures come from.
         resume: go on from the newest checkpoint.
+        tensorboard: write all numbers to `tensorboard/` as well.
     """
 
     folder: Path
     about: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = False
+    tensorboard: bool = False
 
 
 class Records:
@@ -40,6 +43,7 @@ class Records:
         self.folder = None if run is None else run.folder
         self.writes = writes and run is not None
         self.record: dict[str, Any] = {}
+        self._board: Board | None = None
         if run is None:
             return
         exists = (run.folder / "run.json").exists()
@@ -51,6 +55,8 @@ class Records:
         if run.resume:
             self.record = read_record(run.folder)
         if self.writes:
+            if run.tensorboard:
+                self._board = Board(run.folder / "tensorboard")
             (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
 
     def note(self, facts: Mapping[str, Any]) -> None:
@@ -73,6 +79,8 @@ class Records:
             clean = {name: _number(value) for name, value in line.items()}
             with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(clean, allow_nan=False) + "\n")
+            if self._board is not None:
+                self._board.add(clean)
 
     def cut_back(self, step: int) -> None:
         """Forget the lines of steps that a resumed run will do again.
@@ -92,6 +100,13 @@ class Records:
         if self.writes and path is not None and path.exists():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+        if self._board is not None:
+            self._board.flush()
+
+    def close(self) -> None:
+        """End what was open."""
+        if self._board is not None:
+            self._board.close()
 
 
 def read_record(folder: Path) -> dict[str, Any]:

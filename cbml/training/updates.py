@@ -12,6 +12,7 @@ from cbml.training.gradients import BatchResult, accumulate_gradients
 from cbml.training.guards import (
     BadNumbers,
     Similarities,
+    broken_tensor,
     check_embeddings,
     collapse_reason,
     similarities,
@@ -70,6 +71,7 @@ class Updates:
         if pictures.dtype == torch.uint8:
             pictures = state.model.preprocessing.normalise(pictures)
         numbers = self.team.gathered(batch.indices)
+        buffers = [buffer.clone() for buffer in state.model.buffers()]
         try:
             result = accumulate_gradients(
                 lambda chunk: self.execution.run(state.model, chunk),
@@ -83,6 +85,9 @@ class Updates:
             )
             norm = self._checked_norm(result, numbers)
         except BadNumbers as error:
+            # The batch has gone through the running statistics of batch norms already.
+            for buffer, before in zip(state.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
             self._skip_or_stop(error)
             return None, math.nan
         state.skipped_in_a_row = 0
@@ -90,6 +95,23 @@ class Updates:
         if self.team.size > 1 and state.model.batch_norm == "trained":
             self.team.follow([*state.model.buffers()])  # as DDP does: those of the first process
         return result, norm
+
+    def apply(self, batch: Batch) -> None:
+        """Update the weights; whatever became NaN or infinite by it ends the run.
+
+        Args:
+            batch: whose gradient it is, for the message.
+        """
+        state, step = self.state, self.state.step + 1
+        state.optimiser.step()
+        broken = broken_tensor(state.tensors())
+        if not self.team.largest(int(broken is not None)):
+            return
+        numbers = self.team.gathered(batch.indices)
+        raise BadNumbers(
+            f"step {step}: NaN or infinity in {broken or 'the weights of another process'} after "
+            f"the update; the batch: {self._some(numbers)}; resume from the checkpoint before it"
+        )
 
     def _checked_norm(self, result: BatchResult, numbers: Tensor) -> float:
         gradients = [
@@ -114,7 +136,9 @@ class Updates:
     def _skip_or_stop(self, error: BadNumbers) -> None:
         settings = self.state.settings
         self.state.skipped_in_a_row += 1
-        if settings.bad_numbers == "stop" or self.state.skipped_in_a_row > settings.skips_allowed:
+        often = self.state.skipped_in_a_row > settings.skips_allowed
+        # Another batch does not mend weights that are broken.
+        if settings.bad_numbers == "stop" or often or broken_tensor(self.state.tensors()):
             raise error
         self.listener.say(f"update skipped: {error}")
         self.records.add({"step": self.state.step + 1, "skipped": str(error)})

@@ -99,20 +99,6 @@ def test_single_pictures_are_named() -> None:
     check_embeddings(torch.ones(4, 2), ["a", "b", "c", "d"], 9)
 
 
-def test_a_nan_score_is_never_best(images: ImageSet, tmp_path: Path) -> None:
-    scores = iter([math.nan, 0.5, math.nan, 0.4])
-    fitted = fit(
-        embedder(),
-        bayes_loss(),
-        batches(images),
-        settings=Settings(steps=3, validate_every=1),
-        validate=lambda model: {"recall@1": next(scores)},
-        run=tmp_path,
-        listener=Listener(),
-    )
-    assert (fitted.best_step, fitted.best_score) == (1, 0.5)
-
-
 class Constant(nn.Module):
     """No gradient worth the name: the model stays as it is."""
 
