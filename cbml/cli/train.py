@@ -1,8 +1,10 @@
 """`cbml train`: a model from pictures."""
 
+import functools
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,11 +13,11 @@ import typer
 if TYPE_CHECKING:
     from torch import nn
 
-    from cbml.training import Recipe
+    from cbml.training import Outcome, Recipe
 
 __all__ = ["verb"]
 
-_NAMED = ("loss", "parameters", "backbone", "crop", "seed", "steps")
+_NAMED = ("labels", "clusters", "loss", "parameters", "backbone", "crop", "seed", "steps")
 
 
 def verb(
@@ -24,6 +26,13 @@ def verb(
         typer.Argument(
             help="A folder, an archive, a table, or a set: emoji, cub …", metavar="DATA"
         ),
+    ] = None,
+    labels: Annotated[
+        Literal["known", "none", "each"] | None,
+        typer.Option(help="none: cluster the pictures; each: every picture is its own class."),
+    ] = None,
+    clusters: Annotated[
+        int | None, typer.Option(help="With --labels none; one for every four pictures.")
     ] = None,
     loss: Annotated[str | None, typer.Option(help="A name in cbml.LOSSES.")] = None,
     parameters: Annotated[
@@ -62,6 +71,7 @@ def verb(
       cbml train emoji --out runs/emoji --test
       cbml train my-pictures/ --parameters from-data
       cbml train my-pictures/ --loss proxy_anchor --set learning_rate=3e-5 --json
+      cbml train my-pictures/ --labels none --clusters 100 --set refresh_epochs=2
       cbml train --resume runs/emoji
     """
     recipe, folder = _planned(data, resume, out, overrides or [], locals())
@@ -70,13 +80,13 @@ def verb(
 
         raise typer.Exit(run_processes(processes, sys.argv[1:], _again(folder, processes)))
     from cbml.evaluation import evaluate
-    from cbml.training import Interrupted, Shown, joined_team, train_run
+    from cbml.training import Interrupted, Shown, joined_team
 
     # A process that torchrun starts again goes on where the lost one stood.
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     with joined_team() as team:
         try:
-            outcome = train_run(
+            outcome = _session(recipe)(
                 recipe,
                 folder,
                 make_loss=_make_loss,
@@ -113,6 +123,7 @@ def _planned(
     options: dict[str, Any],
 ) -> tuple["Recipe", Path]:
     from cbml.errors import BadData
+    from cbml.pseudo import unlabelled_recipe
     from cbml.training.recipe import recipe_for, recipe_of, with_overrides
     from cbml.training.runs import read_record
 
@@ -125,9 +136,11 @@ def _planned(
     try:
         if resume is not None:
             start = recipe_of(read_record(resume).get("recipe", {}))
+            recipe = with_overrides(start, words)
+        elif any(word in ("labels=none", "labels=each") for word in words):
+            recipe = unlabelled_recipe(str(data), words)
         else:
-            start = recipe_for(str(data))
-        recipe = with_overrides(start, words)
+            recipe = with_overrides(recipe_for(str(data)), words)
         _make_loss(recipe, 2)
         if recipe.parameters == "from-data" and recipe.loss != "cbml":
             raise ValueError("--parameters from-data: only the loss cbml has such constants")
@@ -137,6 +150,17 @@ def _planned(
         return recipe, resume
     name = f"{Path(str(data)).stem}-{recipe.loss}-{recipe.seed}"
     return recipe, out or Path("runs") / name
+
+
+def _session(recipe: "Recipe") -> Callable[..., "Outcome"]:
+    if recipe.labels == "known":
+        from cbml.training import train_run
+
+        return train_run
+    from cbml.evaluation.grouping import agreement
+    from cbml.pseudo import train_unlabelled
+
+    return functools.partial(train_unlabelled, agreement=agreement)
 
 
 def _make_loss(recipe: "Recipe", classes: int) -> "nn.Module":

@@ -16,7 +16,7 @@ from cbml.models.preprocessing import Preprocessing
 from cbml.models.saved import read_model, write_model
 from cbml.models.weights import load_weights
 
-__all__ = ["BATCH_NORMS", "Embedder"]
+__all__ = ["BATCH_NORMS", "Embedder", "Features"]
 
 BATCH_NORMS = ("trained", "frozen_statistics", "frozen")
 
@@ -84,14 +84,24 @@ class Embedder(nn.Module):
         Args:
             pictures: float pictures as `preprocessing` describes them.
         """
-        features = self.backbone(pictures)
+        features = self.features(pictures)
+        with torch.autocast(pictures.device.type, enabled=False):
+            return functional.normalize(self.head(features), dim=1)
+
+    def features(self, pictures: Tensor) -> Tensor:
+        """Pooled features before the linear layer, float32, (B, 3, H, W) -> (B, C).
+
+        Args:
+            pictures: float pictures as `preprocessing` describes them.
+        """
+        features: Tensor = self.backbone(pictures)
         with torch.autocast(pictures.device.type, enabled=False):
             features = features.float()
             if self.gem is not None:
                 features = self.gem(features)
             elif self.pooling != "backbone":
                 features = pool(features, self.pooling)
-            return functional.normalize(self.head(features), dim=1)
+            return features
 
     def train(self, mode: bool = True) -> Self:
         """Switch between training and evaluation; frozen statistics stay frozen.
@@ -176,6 +186,27 @@ class Embedder(nn.Module):
         model.load_state_dict(tensors)
         model.provenance = facts["provenance"]
         return model.eval()
+
+
+class Features(nn.Module):
+    """An embedder up to its linear layer, for `embed`.
+
+    Args:
+        model: whose features are wanted.
+    """
+
+    def __init__(self, model: Embedder) -> None:
+        super().__init__()
+        self.model = model
+        self.preprocessing = model.preprocessing
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Pooled features, float32, (B, 3, H, W) -> (B, C).
+
+        Args:
+            pictures: float pictures as `preprocessing` describes them.
+        """
+        return self.model.features(pictures)
 
 
 def _compare(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
