@@ -38,19 +38,21 @@ def verb(
     """Score a model: Recall@K, MAP@R, R-precision, NMI and AMI.
 
     Scores are fractions. Without --test only pictures of training classes are looked at; every
-    look at test pictures is counted in the run's run.json.
+    look at test pictures is counted in the run's run.json and shown in its report.html.
 
     \b
     Examples:
       cbml evaluate runs/emoji --test
+      cbml evaluate runs/emoji --split train
       cbml evaluate runs/emoji my-pictures/ --json
     """
     if test and split not in (None, "test"):
         raise typer.BadParameter(f"--test and --split {split} are two things: choose one")
     from cbml.evaluation import evaluate
     from cbml.models import Embedder
-    from cbml.training import evaluate_split, note_test_look
-    from cbml.training.assembly import load_splits
+    from cbml.training import note_test_look, score_conditions, score_split
+    from cbml.training.assembly import flat_scores, load_splits
+    from cbml.training.views import report_run
 
     inner = run / "model"
     model = Embedder.load(inner if inner.is_dir() else run)
@@ -58,15 +60,19 @@ def verb(
     chosen: str = "test" if test else split or ("validation" if data is None else "all")
     splits = load_splits(recipe)
     print(f"scoring {chosen} pictures of {recipe.data}", file=sys.stderr)
-    scores = evaluate_split(model, splits, chosen, evaluate)
+    found = score_split(model, splits, chosen, evaluate)
     if data is None and chosen in ("test", "all"):
-        note_test_look(run, scores)
+        note_test_look(run, found if chosen == "test" else None)
+        report_run(run, model, splits)
+    scores, conditions = flat_scores(found), score_conditions(found)
     if as_json:
-        facts = {"run": str(run), "data": recipe.data, "split": chosen, "scores": scores}
-        print(json.dumps(facts))
+        facts = {"run": str(run), "data": recipe.data, "split": chosen}
+        print(json.dumps({**facts, "scores": scores, "conditions": conditions}))
         return
     for name, value in scores.items():
         print(f"{name:<12} {value:.4f}")
+    for name, value in conditions.items():
+        print(f"  {name.replace('_', ' ')}: {value:,}")
 
 
 def _recipe(run: Path, data: str | None, allow_partial: bool) -> "Recipe":

@@ -7,7 +7,8 @@ from cbml.training.loop import Fitted, fit
 from cbml.training.progress import Listener, Shown, StepReport
 from cbml.training.recipe import Recipe, recipe_for, recipe_of, with_overrides
 from cbml.training.runs import Run, read_metrics, read_record
-from cbml.training.session import Outcome, evaluate_split, note_test_look, train_run
+from cbml.training.scoring import evaluate_split, note_test_look, score_conditions, score_split
+from cbml.training.session import Outcome, train_run
 from cbml.training.settings import Settings
 from cbml.training.team import Team, joined_team
 
@@ -33,6 +34,8 @@ __all__ = [
     "read_record",
     "recipe_for",
     "recipe_of",
+    "score_conditions",
+    "score_split",
     "train_run",
     "with_overrides",
 ]

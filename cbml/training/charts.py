@@ -41,7 +41,11 @@ def line_chart(title: str, points: Sequence[tuple[float, float]], *, dots: bool 
 
 
 def histogram_chart(
-    title: str, edges: Sequence[float], positive: Sequence[float], negative: Sequence[float]
+    title: str,
+    edges: Sequence[float],
+    positive: Sequence[float],
+    negative: Sequence[float],
+    means: tuple[float, float],
 ) -> str:
     """A figure with the shares of positive and of negative pairs in each bin.
 
@@ -50,6 +54,7 @@ def histogram_chart(
         edges: of the bins, one more than bins.
         positive: share of the positive pairs in each bin.
         negative: share of the negative pairs in each bin.
+        means: of the positive and of the negative pairs.
     """
     highest = max([*positive, *negative, 1e-9])
     ticks = _ticks(0.0, highest)
@@ -67,9 +72,12 @@ def histogram_chart(
     rows = [(f"{tick:.0%}" if tick else "0", _up(tick / ticks[-1])) for tick in ticks]
     steps = [-1.0, -0.5, 0.0, 0.5, 1.0]
     marks = [(f"{x:g}", _across((x - low) / (high - low))) for x in steps if low <= x <= high]
-    legend = (
-        '<span class="key"><i class="positive"></i>same class</span>'
-        '<span class="key"><i class="negative"></i>different classes</span>'
+    legend = "".join(
+        f'<span class="key"><i class="{kind}"></i>{words}, mean {mean:.2f}</span>'
+        for kind, words, mean in (
+            ("positive", "same class", means[0]),
+            ("negative", "different", means[1]),
+        )
     )
     return _figure(f"{escape(title)} {legend}", _grid(rows, marks) + "".join(shapes))
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,6 +18,7 @@ from cbml.files import replaced_file
 from cbml.training.charts import histogram_chart, line_chart
 from cbml.training.runs import read_metrics, read_record
 from cbml.training.style import STYLE
+from cbml.training.tables import alarm_list, score_table, setting_tables
 
 __all__ = ["Distribution", "Retrieval", "distribution", "thumbnail", "write_report"]
 
@@ -32,12 +34,14 @@ class Distribution:
         edges: of the bins.
         positive: share of the pairs of one class in each bin.
         negative: share of the pairs of two classes in each bin.
+        means: of the similarities of pairs of one class, and of two; NaN without such pairs.
     """
 
     title: str
     edges: list[float]
     positive: list[float]
     negative: list[float]
+    means: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,13 @@ def distribution(
     low = min(0.0, np.floor(float(similarity.min(initial=0.0)) * 10) / 10)
     edges = np.linspace(max(low, -1.0), 1.0, _BINS + 1)
     clipped = similarity.clip(edges[0], 1.0)
-    shares = [
+    positive, negative = (
         np.histogram(clipped[kind], edges)[0] / max(int(kind.sum()), 1) for kind in (same, ~same)
-    ]
-    return Distribution(title, edges.tolist(), shares[0].tolist(), shares[1].tolist())
+    )
+    means = [float(similarity[kind].mean()) if kind.any() else math.nan for kind in (same, ~same)]
+    return Distribution(
+        title, edges.tolist(), positive.tolist(), negative.tolist(), (means[0], means[1])
+    )
 
 
 def thumbnail(pixels: Tensor, side: int = 72) -> str:
@@ -109,12 +116,13 @@ def write_report(
     name = escape(folder.name)
     body = [
         f"<h1>{name}</h1><p>{escape(_subtitle(record))}</p>",
-        _scores(record, metrics),
+        _section("Alarms", alarm_list(metrics), kind="alarms"),
+        _section("Scores", score_table(record, metrics), kind="scores"),
         _curves(metrics),
         _section("Similarities of pairs", "".join(_histogram(one) for one in distributions)),
         _queries("Worst queries", worst),
         _queries("Best queries", best),
-        _settings(record),
+        _section("Settings", setting_tables(record), kind="settings"),
     ]
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -143,35 +151,7 @@ def _section(title: str, content: str, kind: str = "figures") -> str:
 
 
 def _histogram(one: Distribution) -> str:
-    return histogram_chart(one.title, one.edges, one.positive, one.negative)
-
-
-def _scores(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
-    validations = {line["step"]: line["validation"] for line in metrics if "validation" in line}
-    before, after = validations.get(0, {}), validations.get(record.get("best_step"), {})
-    test = record.get("test", {})
-    columns = {"before": before, "after": after, "test classes": test}
-    columns = {head: part for head, part in columns.items() if part}
-    names = [name for name in {**after, **test} if name != "recall@1000"]
-    if not columns:
-        return ""
-    rows = "".join(
-        f"<tr><th>{escape(name)}</th>"
-        + "".join(f"<td>{_percent(part.get(name))}</td>" for part in columns.values())
-        + "</tr>"
-        for name in names
-    )
-    note = (
-        f"Percent. Held-out training classes chose the model of step {record.get('best_step')}. "
-        f"Looks at the test classes: {record.get('test_looks', 0)}."
-    )
-    heads = "".join(f"<th>{head}</th>" for head in ("", *columns))
-    table = f"<table><tr>{heads}</tr>{rows}</table><p>{escape(note)}</p>"
-    return _section("Scores", table, kind="scores")
-
-
-def _percent(value: object) -> str:
-    return f"{100 * value:.1f}" if isinstance(value, float | int) else "–"
+    return histogram_chart(one.title, one.edges, one.positive, one.negative, one.means)
 
 
 def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
@@ -211,21 +191,5 @@ def _tile(address: str, text: str, label: str, kind: str) -> str:
     return (
         f'<figure class="tile {kind}" title="{escape(label, quote=True)}">'
         f'<img src="{address}" alt="{escape(label, quote=True)}">'
-        f"<figcaption>{escape(text)}</figcaption></figure>"
+        f"<figcaption>{escape(text)}<span>{escape(label)}</span></figcaption></figure>"
     )
-
-
-def _settings(record: Mapping[str, Any]) -> str:
-    parts = []
-    for name in ("rates", "recipe", "settings", "model", "loss", "execution", "environment"):
-        if name not in record:
-            continue
-        value = record[name]
-        rows = value.items() if isinstance(value, Mapping) else [("", value)]
-        cells = "".join(
-            f"<tr><th>{escape(str(key))}</th><td>{escape(str(entry))}</td></tr>"
-            for key, entry in rows
-            if key != "settings"
-        )
-        parts.append(f"<details><summary>{name}</summary><table>{cells}</table></details>")
-    return _section("Settings", "".join(parts), kind="settings")

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from cbml.data import ImageSet, Splits
-from cbml.errors import BadData
+from cbml.data import Splits
 from cbml.files import write_json
 from cbml.models import Embedder
 from cbml.training.assembly import (
@@ -33,11 +32,12 @@ from cbml.training.measured import (
 )
 from cbml.training.progress import Listener
 from cbml.training.recipe import Recipe
-from cbml.training.runs import Run, read_record
+from cbml.training.runs import Run
+from cbml.training.scoring import note_test_look, score_split
 from cbml.training.team import Team
 from cbml.training.views import report_run
 
-__all__ = ["Outcome", "evaluate_split", "note_test_look", "train_run"]
+__all__ = ["Outcome", "train_run"]
 
 MakeLoss = Callable[[Recipe, int], nn.Module]
 Load = Callable[[Recipe], Splits]
@@ -119,7 +119,7 @@ def train_run(
         listener=listener,
     )
     model.eval()
-    scores = evaluate_split(model, splits, "test", evaluate, team) if test else None
+    scores = score_split(model, splits, "test", evaluate, team) if test else None
     if scores is not None and team.leads:
         note_test_look(folder, scores)
     if calibrate is not None and held is not None:
@@ -128,7 +128,7 @@ def train_run(
             write_json(folder / "calibration.json", calibration)
     if team.leads:
         report_run(folder, model, splits)
-    return Outcome(fitted, model, splits, scores)
+    return Outcome(fitted, model, splits, None if scores is None else flat_scores(scores))
 
 
 def _parameters(
@@ -146,55 +146,3 @@ def _parameters(
     if estimate is None:
         raise ValueError('parameters="from-data": train_run needs estimate')
     return estimate_parameters(recipe, model, splits.train, estimate, team)
-
-
-def evaluate_split(
-    model: Embedder, splits: Splits, split: str, evaluate: Evaluate, team: Team | None = None
-) -> dict[str, float]:
-    """Scores of a model on one split; "test" searches the gallery where there is one.
-
-    Args:
-        model: in evaluation mode.
-        splits: the pictures.
-        split: "train", "validation", "test", or "all" for every picture.
-        evaluate: as `cbml.evaluate`.
-        team: the processes that share the work.
-    """
-    crop = model.preprocessing.crop
-    if split == "test" and splits.query is not None and splits.gallery is not None:
-        query, gallery = Shelf.of(splits.query, crop), Shelf.of(splits.gallery, crop)
-        names = [np.array(shelf.images.class_names) for shelf in (query, gallery)]
-        scores = evaluate(
-            query.embedded(model, team),
-            names[0][query.images.known_labels],
-            gallery_embeddings=gallery.embedded(model, team),
-            gallery_labels=names[1][gallery.images.known_labels],
-        )
-        return flat_scores(scores)
-    shelf = Shelf.of(_pictures(splits, split), crop)
-    return flat_scores(evaluate(shelf.embedded(model, team), shelf.images.known_labels))
-
-
-def note_test_look(folder: Path, scores: Mapping[str, float]) -> None:
-    """Write into run.json that the test classes were looked at, and what was seen.
-
-    Args:
-        folder: of the run.
-        scores: by name.
-    """
-    record: dict[str, Any] = read_record(folder)
-    record["test_looks"] = int(record.get("test_looks", 0)) + 1
-    record["test"] = dict(scores)
-    write_json(folder / "run.json", record)
-
-
-def _pictures(splits: Splits, split: str) -> ImageSet:
-    parts = {name: images for name, images in splits.parts().items() if len(images)}
-    if split == "all":
-        whole, *rest = parts.values()
-        for images in rest:
-            whole = whole.joined(images)
-        return whole
-    if split not in parts:
-        raise BadData(f"{splits.record.get('root')}: has no {split} pictures; has {sorted(parts)}")
-    return parts[split]

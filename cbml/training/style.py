@@ -13,7 +13,8 @@ body { margin: 0; background: var(--page); color: var(--ink);
 main { max-width: 920px; margin: 0 auto; padding: 24px 20px 60px; }
 h1 { font-size: 26px; margin: 0 0 8px; } h2 { font-size: 18px; margin: 32px 0 10px; }
 p { color: var(--soft); margin: 8px 0; }
-.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(380px, 1fr)); gap: 14px; }
+.figures { display: grid; gap: 14px;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 380px), 1fr)); }
 figure { margin: 0; background: var(--surface); border: 1px solid var(--grid); border-radius: 8px;
   padding: 10px 12px; }
 figcaption { font-size: 13px; color: var(--soft); }
@@ -39,9 +40,12 @@ th, td { padding: 3px 14px 3px 0; text-align: left; vertical-align: top; }
 .tile img { width: 72px; height: 72px; object-fit: contain; display: block; background: #fff;
   border-radius: 3px; }
 .tile figcaption { font-size: 12px; }
+.tile span { display: block; width: 72px; overflow: hidden; white-space: nowrap;
+  text-overflow: ellipsis; color: var(--soft); font-size: 11px; }
 .tile.query { border-color: var(--faint); margin-right: 10px; }
 .tile.right { border-color: var(--right); } .tile.right figcaption { color: var(--right); }
 .tile.wrong { border-color: var(--wrong); } .tile.wrong figcaption { color: var(--wrong); }
+.alarms li { color: var(--wrong); overflow-wrap: anywhere; }
 details { margin: 4px 0; } summary { cursor: pointer; }
 .settings table { font-size: 13px; margin: 6px 0 10px 18px; overflow-wrap: anywhere; }
 .settings th { font-weight: 500; color: var(--soft); }

@@ -15,6 +15,7 @@ from cbml.training.report import (
     thumbnail,
     write_report,
 )
+from cbml.training.runs import read_record
 
 __all__ = ["report_run"]
 
@@ -26,7 +27,10 @@ _FEWEST = 3
 
 
 def report_run(folder: Path, model: Embedder, splits: Splits) -> None:
-    """Write report.html with pictures of training classes, seen and held out; never of the test.
+    """Write report.html with pictures of training classes and of unseen ones.
+
+    Unseen are the held-out classes; the test classes are shown as well, and their queries, once the
+    run's record says that they were looked at.
 
     Args:
         folder: of the run.
@@ -36,7 +40,10 @@ def report_run(folder: Path, model: Embedder, splits: Splits) -> None:
     distributions: list[Distribution] = []
     worst: list[Retrieval] = []
     best: list[Retrieval] = []
-    titles = (("training classes", splits.train), ("held-out classes", splits.validation))
+    titles = [("training classes", splits.train), ("unseen: held-out classes", splits.validation)]
+    test = splits.query if splits.test is None else splits.test
+    if test is not None and read_record(folder).get("test_looks"):
+        titles.append(("unseen: test classes", test))
     for title, images in titles:
         if len(images) < 2:
             continue

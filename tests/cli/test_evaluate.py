@@ -39,6 +39,11 @@ def run(words: list[str]) -> int:
     return int(end.value.code or 0)
 
 
+def report(finished: Path) -> str:
+    path = finished / "report.html"
+    return path.read_text() if path.exists() else ""
+
+
 def test_only_test_looks_are_counted(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, split, looks in (
         ([], "validation", 0),
@@ -50,7 +55,15 @@ def test_only_test_looks_are_counted(finished: Path, capsys: pytest.CaptureFixtu
         answer = json.loads(capsys.readouterr().out)
         assert answer["split"] == split
         assert 0 <= answer["scores"]["recall@1"] <= 1
+        assert answer["conditions"]["kmeans_attempts"] == 1
+        assert answer["conditions"]["queries"] > 0
+        assert ("test classes" in report(finished)) == (looks > 0)
         assert read_record(finished)["test_looks"] == looks
+    seen = read_record(finished)["test_conditions"]
+    settings = {"kmeans_seed": 0, "kmeans_iterations": 20, "kmeans_attempts": 1}
+    assert {name: seen[name] for name in settings} == settings
+    assert run(["evaluate", str(finished), "--split", "all"]) == 0
+    assert read_record(finished)["test_looks"] == 3
 
 
 def test_other_pictures_are_scored_whole(
