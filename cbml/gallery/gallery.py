@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from cbml.data.decode import read_picture
 from cbml.errors import BadData
@@ -132,9 +133,7 @@ class Gallery:
         Args:
             source: a file, or the bytes of one.
         """
-        picture = read_picture(source)
-        vector = embed(self.model(), [np.array(picture)], progress=False)[0]
-        return Query(vector, look_of(picture))
+        return self._as_query(read_picture(source))
 
     def search(self, query: Query, wish: Wish | None = None) -> Answer:
         """The pictures nearest to a query.
@@ -190,6 +189,14 @@ class Gallery:
             if self._model is None:
                 self._model = Embedder.load(self.state.model_folder(self.folder))
             return self._model
+
+    def warm_up(self) -> None:
+        """Do once what would make the first search slow."""
+        self.search(self._as_query(Image.new("RGB", (64, 64), "white")))
+
+    def _as_query(self, picture: Image.Image) -> Query:
+        vector = embed(self.model(), [np.array(picture)], progress=False)[0]
+        return Query(vector, look_of(picture))
 
     @cached_property
     def _texts(self) -> list[str]:

@@ -1,21 +1,27 @@
-"""Files -> pixels, content hash and look of each picture, read once, a few ahead."""
+"""Files -> vector, content hash and look of each picture, read once, a few ahead."""
 
 import contextlib
+import dataclasses
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from cbml.data.ahead import in_order
 from cbml.data.decode import BYTE_LIMIT, BadPicture, read_picture
 from cbml.gallery.likeness import Look, look_of
 from cbml.gallery.pictures import Listed
+from cbml.models import Embedder, embed
 
-__all__ = ["Opened", "open_pictures"]
+__all__ = ["Opened", "embedded_chunks", "open_pictures"]
+
+CHUNK = 256  # pictures
 
 Frame = Callable[[Tensor], Tensor]
 
@@ -58,6 +64,36 @@ def open_pictures(listed: Sequence[Listed], frame: Frame, *, workers: int = 2) -
     opened = in_order(lambda one: _open(one, frame), listed, workers=workers, ahead=8 * workers)
     with contextlib.closing(opened):
         yield from opened
+
+
+def embedded_chunks(
+    model: Embedder, listed: Sequence[Listed]
+) -> Iterator[tuple[list[Opened], NDArray[np.float32]]]:
+    """Files in chunks, with the vectors of those of the chunk that can be read, (M, D).
+
+    Args:
+        model: gives the vectors.
+        listed: the files.
+    """
+    opened = open_pictures(listed, model.preprocessing.frame)
+    framed = _Framed(model)
+    while chunk := list(itertools.islice(opened, CHUNK)):
+        pictures = [one.framed for one in chunk if not one.reason]
+        yield chunk, embed(framed, pictures, progress=False)
+
+
+class _Framed(nn.Module):
+    """The model for pictures that have been framed already."""
+
+    def __init__(self, model: Embedder) -> None:
+        super().__init__()
+        self.model = model
+        frame = model.preprocessing
+        self.preprocessing = dataclasses.replace(frame, resize=frame.crop)  # leaves them alone
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        vectors: Tensor = self.model(pictures)
+        return vectors
 
 
 def _open(listed: Listed, frame: Frame) -> Opened:

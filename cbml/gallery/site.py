@@ -2,23 +2,21 @@
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from cbml.errors import BadData
 from cbml.gallery.changes import Changes
 from cbml.gallery.layout import layout
 from cbml.gallery.pictures import Listed, Picture
-from cbml.gallery.reading import Opened, open_pictures
+from cbml.gallery.reading import Opened, embedded_chunks
 from cbml.gallery.scoring import Evaluate, scored
 from cbml.gallery.storage import (
     State,
@@ -30,12 +28,11 @@ from cbml.gallery.storage import (
 )
 from cbml.index import FolderStore, Store, open_store
 from cbml.index.index import Kind
-from cbml.models import Embedder, embed
+from cbml.models import Embedder
 from cbml.models.progress import Progress
 
 __all__ = ["Settings", "Site"]
 
-CHUNK = 256  # pictures embedded between two looks at the clock
 BAD_IMAGES = "bad_images.csv"
 
 
@@ -130,11 +127,10 @@ class Site:
             new: the files.
         """
         before = len(self.state.pictures)
-        opened = open_pictures(new, self.model.preprocessing.frame)
         try:
             with Progress("pictures embedded", len(new)) as progress:
-                for chunk in _chunks(opened):
-                    self._add(chunk)
+                for opened, vectors in embedded_chunks(self.model, new):
+                    self._add(opened, vectors)
                     progress.show(len(self.state.pictures) - before + len(self.state.bad))
                     if time.monotonic() - self.saved > self.settings.save_every:
                         self._commit()
@@ -181,13 +177,12 @@ class Site:
             token=self.settings.token,
         )
 
-    def _add(self, chunk: list[Opened]) -> None:
-        good = [one for one in chunk if not one.reason]
-        bad = tuple((one.listed.path, one.reason) for one in chunk if one.reason)
+    def _add(self, opened: list[Opened], vectors: NDArray[np.float32]) -> None:
+        good = [one for one in opened if not one.reason]
+        bad = tuple((one.listed.path, one.reason) for one in opened if one.reason)
         ids = np.arange(len(good)) + self.state.next_id
         if good:
-            framed = [one.framed for one in good]
-            self.store.add(embed(_Framed(self.model), framed, progress=False), ids)
+            self.store.add(vectors, ids)
             self._forget()
         state = self.state
         self.state = dataclasses.replace(
@@ -220,20 +215,6 @@ class Site:
         drop_unnamed(self.folder, self.state)
 
 
-class _Framed(nn.Module):
-    """The model for pictures that have been framed already."""
-
-    def __init__(self, model: Embedder) -> None:
-        super().__init__()
-        self.model = model
-        frame = model.preprocessing
-        self.preprocessing = dataclasses.replace(frame, resize=frame.crop)  # leaves them alone
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        vectors: Tensor = self.model(pictures)
-        return vectors
-
-
 def _empty(settings: Settings) -> State:
     return State(
         uid=uuid.uuid4().hex,
@@ -253,11 +234,6 @@ def _fingerprint(model: Embedder) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _chunks(opened: Iterator[Opened]) -> Iterator[list[Opened]]:
-    while chunk := list(itertools.islice(opened, CHUNK)):
-        yield chunk
 
 
 def _picture(number: int, one: Opened) -> Picture:

@@ -232,8 +232,13 @@ def _arrays(state: State) -> dict[str, NDArray[Any]]:
 
 
 def _scores(totals: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> QueryScores:
+    # The manifest sorts its keys as texts: 1, 10, 100, 2 ...
+    recall = sorted(totals["recall"].items(), key=lambda pair: int(pair[0]))
     return QueryScores(
-        totals, arrays["first_hits"], arrays["positives"], arrays["average_precisions"]
+        {**totals, "recall": dict(recall)},
+        arrays["first_hits"],
+        arrays["positives"],
+        arrays["average_precisions"],
     )
 
 

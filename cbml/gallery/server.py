@@ -1,0 +1,90 @@
+"""A gallery on a port of this machine, until somebody stops it."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from cbml.errors import BadData
+
+__all__ = ["listen", "serve_app"]
+
+HEADER_SECONDS = 10.0
+CONNECTIONS = 256
+
+
+class _ImpatientProtocol(H11Protocol):
+    """Closes connections whose request does not get complete; uvicorn itself waits for ever."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Start the clock with the first byte of a request, stop it with the last of its head."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._waiting is None:
+            self._waiting = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _stop_watching(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; raises BadData where it cannot.
+
+    Args:
+        host: the address to bind.
+        port: 0 for any that is free.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise BadData(
+            f"cannot listen on {host} port {port} ({error.strerror}); choose another --port"
+        ) from None
+
+
+def serve_app(app: ASGIApp, listening: socket.socket, *, started: Callable[[], None]) -> None:
+    """Answer requests until SIGINT or SIGTERM; those under way are finished first.
+
+    Args:
+        app: the service.
+        listening: as `listen` gave it.
+        started: called when the first request can be answered.
+    """
+    config = uvicorn.Config(
+        app,
+        http=_ImpatientProtocol,
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=5,
+        limit_concurrency=CONNECTIONS,
+        h11_max_incomplete_event_size=16 * 1024,
+    )
+    started()
+    uvicorn.Server(config).run(sockets=[listening])
