@@ -1,0 +1,59 @@
+"""A monotone curve from a score to log odds, learned from counts without assuming a shape."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.isotonic import IsotonicRegression
+
+__all__ = ["MonotoneCurve"]
+
+# Groups of equally many results; each gets one point of the curve.
+GROUPS = 64
+
+
+@dataclass(frozen=True)
+class MonotoneCurve:
+    """Log odds that rise with the score: straight between points, level beyond them.
+
+    Args:
+        scores: of the points, ascending. (P,)
+        log_odds: at the points, never falling. (P,)
+    """
+
+    scores: tuple[float, ...]
+    log_odds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, scores: ArrayLike, positives: ArrayLike, negatives: ArrayLike) -> "MonotoneCurve":
+        """The isotonic fit to groups of neighbouring scores.
+
+        In a group of p positives and n negatives the odds are (p + ½) / (n + ½), so that no group
+        is certain, however few it holds.
+
+        Args:
+            scores: one for each place. (S,)
+            positives: how many positives there are at each place. (S,)
+            negatives: how many negatives there are. (S,)
+        """
+        score, positive, negative = (
+            np.asarray(part, dtype=np.float64) for part in (scores, positives, negatives)
+        )
+        order = np.argsort(score, kind="stable")
+        score, positive, negative = score[order], positive[order], negative[order]
+        total = np.cumsum(positive + negative)
+        group = np.minimum((total - 1e-9) / total[-1] * GROUPS, GROUPS - 1).astype(np.int64)
+        sums = [
+            np.bincount(group, weights=part, minlength=GROUPS)
+            for part in (positive, negative, (positive + negative) * score)
+        ]
+        weight = sums[0] + sums[1]
+        used = weight > 0
+        places = sums[2][used] / weight[used]
+        share = (sums[0][used] + 0.5) / (weight[used] + 1.0)
+        level = IsotonicRegression().fit(places, share, sample_weight=weight[used]).predict(places)
+        return cls(tuple(places.tolist()), tuple(np.log(level / (1.0 - level)).tolist()))
+
+    def __call__(self, scores: ArrayLike) -> NDArray[np.float64]:
+        """Log odds at scores of any shape."""
+        return np.interp(np.asarray(scores, dtype=np.float64), self.scores, self.log_odds)

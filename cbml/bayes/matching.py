@@ -1,0 +1,194 @@
+"""The probability that a search result is of the query's class."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
+
+from cbml.bayes.curve import MonotoneCurve
+from cbml.bayes.fitting import Line, backgrounds, choose_fit, crowd_ranks
+from cbml.bayes.lists import nearest_lists
+from cbml.bayes.pairs import Rows
+from cbml.bayes.records import read_sealed, sealed
+from cbml.bayes.reliability import Reliability
+from cbml.errors import BadData, DamagedFile
+from cbml.files import write_json
+from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
+
+__all__ = ["MatchProbability"]
+
+KIND = "cbml match probability 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchProbability:
+    """From the similarities of a query's results to the probability that each is of its class.
+
+    A similarity of 0.8 means much where the query's other neighbours are at 0.5, and little where
+    they are at 0.8 too. So the likelihood ratio has a centre of its own for each query, told by its
+    background b: the mean similarity of its crowd, results behind all that can be right.
+
+        log Φ(s) = weight_s · s + weight_b · b + constant,  through a monotone curve where it helps
+        p        = 1 / (1 + exp(-log Φ(s) - log(R / R_fitted)))
+
+    with R the number of right pictures that a query can expect to find.
+
+    Args:
+        line: the weights and the constant.
+        curve: from the line's log odds to better ones; None where the line is as good.
+        crowd: begin and end of the ranks of the crowd.
+        typical_background: for lists that end before the crowd begins.
+        fitted_positives: R where the weights were fitted.
+        positives: R where they are used.
+        check: how far the probabilities held on classes left out while fitting.
+    """
+
+    line: Line
+    curve: MonotoneCurve | None
+    crowd: tuple[int, int]
+    typical_background: float
+    fitted_positives: float
+    positives: float
+    check: Reliability
+
+    @property
+    def depth(self) -> int:
+        """How many results a query's list should have, so that its background is known."""
+        return self.crowd[1]
+
+    @classmethod
+    def fit(cls, embeddings: Matrix, labels: Labels, *, seed: int = 0) -> "MatchProbability":
+        """Learn from classes that the model was not trained on.
+
+        Each picture is searched for among all the others; 2,048 of them where there are more.
+
+        Args:
+            embeddings: one row per picture. (N, D)
+            labels: one per row. (N,)
+            seed: of that choice, and of the halves of classes that check each other.
+        """
+        rows = _unit(embeddings)
+        codes = np.unique(as_labels(labels, len(rows), "labels"), return_inverse=True)[1]
+        others = np.bincount(codes)[codes] - 1
+        if not others.any():
+            raise BadData("labels: no two pictures share a class, so that no result is right")
+        crowd = crowd_ranks(others, len(rows) - 1)
+        lists = nearest_lists(rows, crowd[1], seed=seed)
+        background = backgrounds(lists.similarities, crowd, 0.0)
+        found = choose_fit(
+            lists.similarities, background, lists.matches(codes), codes[lists.queries], seed=seed
+        )
+        expected = float(others.mean())
+        return cls(
+            line=found.line,
+            curve=found.curve,
+            crowd=crowd,
+            typical_background=float(background.mean()),
+            fitted_positives=expected,
+            positives=expected,
+            check=found.check,
+        )
+
+    def probability(self, similarities: ArrayLike) -> NDArray[np.float64]:
+        """The probability of each result to be of its query's class.
+
+        Args:
+            similarities: of one query's results along the last axis, in any order; at least
+                `depth` of them, or all there are. With fewer, a background as most queries have it
+                is assumed, which is wrong for queries of crowded places. -inf stands for no
+                result. (..., K)
+        """
+        s = np.asarray(similarities, dtype=np.float64)
+        if np.isnan(s).any():
+            raise ValueError("similarities holds NaN")
+        ordered = -np.sort(-np.atleast_1d(s), axis=-1)
+        background = backgrounds(ordered, self.crowd, self.typical_background)
+        odds = self.line.score(s, background if s.ndim else background[0])
+        if self.curve is not None:
+            odds = np.where(np.isfinite(odds), self.curve(odds), odds)
+        shift = math.log(self.positives / self.fitted_positives)
+        probability: NDArray[np.float64] = expit(odds + shift)
+        return probability
+
+    def for_gallery(
+        self, embeddings: Matrix, labels: Labels | None = None, *, positives: float | None = None
+    ) -> "MatchProbability":
+        """The same probabilities for searches in another set than the one fitted on.
+
+        Args:
+            embeddings: what will be searched. (N, D)
+            labels: one per row, where they are known: a query of one of their classes can expect
+                Σ n_c² / N right pictures. (N,)
+            positives: R, how many right pictures a query can expect; as where it was fitted when
+                neither this nor labels are given.
+        """
+        rows = _unit(embeddings)
+        if positives is None and labels is not None:
+            names = as_labels(labels, len(rows), "labels")
+            positives = float(np.square(np.unique(names, return_counts=True)[1]).sum() / len(rows))
+        expected = self.fitted_positives if positives is None else positives
+        if not (math.isfinite(expected) and expected > 0.0):
+            raise ValueError(f"positives must be a finite number above zero, got {expected}")
+        typical = self.typical_background
+        if len(rows) > self.crowd[0] + 1:
+            lists = nearest_lists(rows, self.depth)
+            typical = float(backgrounds(lists.similarities, self.crowd, typical).mean())
+        return dataclasses.replace(self, positives=expected, typical_background=typical)
+
+    def as_record(self) -> dict[str, Any]:
+        """What `save` writes: every field, its kind and a checksum."""
+        curve = None
+        if self.curve is not None:
+            curve = [list(self.curve.scores), list(self.curve.log_odds)]
+        facts = {
+            **{name: getattr(self, name) for name in _NUMBERS},
+            "line": list(self.line),
+            "crowd": list(self.crowd),
+            "curve": curve,
+            "check": self.check.as_dict(),
+        }
+        return sealed(KIND, facts)
+
+    def save(self, path: Path | str) -> None:
+        """Write to a JSON file, atomically.
+
+        Args:
+            path: of the file, such as calibration.json in the folder of a run.
+        """
+        write_json(Path(path), self.as_record())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "MatchProbability":
+        """Read what `save` wrote; a file that is damaged or something else is refused.
+
+        Args:
+            path: of the file.
+        """
+        facts = read_sealed(Path(path), KIND)
+        try:
+            return cls(
+                **{name: float(facts[name]) for name in _NUMBERS},
+                line=Line(*facts["line"]),
+                curve=None
+                if facts["curve"] is None
+                else MonotoneCurve(*map(tuple, facts["curve"])),
+                crowd=(int(facts["crowd"][0]), int(facts["crowd"][1])),
+                check=Reliability.of_dict(facts["check"]),
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise DamagedFile(f"{path}: not what this program writes ({error})") from None
+
+
+_NUMBERS = ("typical_background", "fitted_positives", "positives")
+
+
+def _unit(embeddings: Matrix) -> Rows:
+    matrix = as_matrix(embeddings, "embeddings")
+    if len(matrix) < 2:
+        raise BadData("embeddings: one picture is no gallery")
+    return unit_rows(matrix, np.arange(len(matrix)), "embeddings").numpy()
