@@ -1,0 +1,113 @@
+"""`cbml reproduce`: the tables of the paper with our code."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from cbml.experiments import Plan, Unit
+
+__all__ = ["verb"]
+
+
+def verb(
+    table: Annotated[
+        str | None, typer.Argument(metavar="TABLE", help="A name that --list shows.")
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Show tables and rows, what they need and cost.")
+    ] = False,
+    scale: Annotated[
+        Literal["laptop", "full"], typer.Option(help="A small network or the paper's settings.")
+    ] = "laptop",
+    data: Annotated[
+        str | None, typer.Option(help="emoji, cub, cars, sop or inshop.", show_default=False)
+    ] = None,
+    root: Annotated[
+        str | None, typer.Option(help="Folder or archive of the pictures.", show_default=False)
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="File with the backbone's weights.", show_default=False)
+    ] = None,
+    trials: Annotated[
+        bool, typer.Option("--trials", help="Try learning rates on validation classes.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.", min=1)] = 3,
+    protocol: Annotated[
+        Literal["honest", "paper"],
+        typer.Option(help="paper chooses the model on the test, as the paper does: optimistic."),
+    ] = "honest",
+    only: Annotated[
+        list[str] | None, typer.Option(help="Rows that fit this pattern, such as 'CBML*'.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, or key=value,value to sweep.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of runs and records.")] = Path("reproduction"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+) -> None:
+    """Run the rows of a table; what is done already is not repeated, what was cut off goes on.
+
+    Several machines that share the folder given by --out divide the work. --trials comes first: it
+    looks for each row's learning rate on held-out training classes, with equally many trials for
+    each; the runs after it use the best. Records are lines of JSON in OUT/TABLE-SCALE/.
+
+    \b
+    Examples:
+      cbml reproduce --list
+      cbml reproduce loss-ablation --data emoji --trials
+      cbml reproduce loss-ablation --data emoji --seeds 3
+      cbml reproduce loss-ablation --data cub --root ~/CUB_200_2011 --only 'CBML*' --seeds 1
+      cbml reproduce loss-ablation --only 'CBML +MVC' --set variance_weight=0.0,0.1,1,2
+    """
+    from cbml.experiments import Plan
+    from cbml.experiments.tables import find_table
+
+    if table is None:
+        raise typer.BadParameter("name a TABLE, or --list them")
+    del listed
+    plan = Plan(
+        table=find_table(table),
+        scale=scale,
+        data=data or ("emoji" if scale == "laptop" else None),
+        protocol=protocol,
+        only=tuple(only or ()),
+        sweeps=tuple(overrides or ()),
+    )
+    units = _units(plan, out, seeds, trials)
+    _run(units, out, root, weights, as_json)
+
+
+def _units(plan: "Plan", out: Path, seeds: int, trials: bool) -> "list[Unit]":
+    from cbml.experiments import plan_trials, plan_units, read_records
+
+    if trials:
+        return plan_trials(plan)
+    tried = out / f"{plan.table.name}-{plan.scale}" / f"{plan.data}-trials.jsonl"
+    return plan_units(plan, range(seeds), read_records(tried))
+
+
+def _run(
+    units: "list[Unit]", out: Path, root: str | None, weights: str | None, as_json: bool
+) -> None:
+    import dataclasses
+
+    from cbml.experiments import Sources, run_units
+    from cbml.training import Interrupted, Shown
+
+    listener = Shown()
+    try:
+        progress = run_units(units, out, sources=Sources(root, weights), listener=listener)
+    except Interrupted as stop:
+        print(f"{stop}; the same command goes on from there", file=sys.stderr)
+        raise typer.Exit(stop.exit_code) from None
+    facts = dataclasses.asdict(progress) | {"out": str(out)}
+    if as_json:
+        print(json.dumps(facts))
+        return
+    print(", ".join(f"{count} {word}" for word, count in facts.items() if isinstance(count, int)))
+    if progress.elsewhere:
+        print("others work on the rest; the same command tells when they are done")

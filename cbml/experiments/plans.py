@@ -1,0 +1,191 @@
+"""Which units a table asks for: its rows at a scale, seeds, trials of the learning rate, sweeps."""
+
+import dataclasses
+import fnmatch
+import inspect
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cbml.errors import BadData
+from cbml.experiments.records import Record
+from cbml.experiments.rows import Row, Table
+from cbml.experiments.scales import base_recipe
+from cbml.experiments.units import Protocol, Scale, Unit
+from cbml.losses import LOSSES
+from cbml.training import Recipe, Settings, with_overrides
+
+__all__ = ["RATES", "Plan", "chosen_rates", "plan_trials", "plan_units", "row_recipe", "table_rows"]
+
+# Every method gets the same rates to choose from, so that none is tuned more than another.
+RATES = (3e-5, 1e-4, 3e-4, 1e-3)
+TRIAL_SEED = 0
+_CONSTRAINT = ("variance_weight", "target_mix", "variance_reduction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is asked for of a table.
+
+    Args:
+        table: the rows.
+        scale: "full" or "laptop".
+        data: name of a picture set; at the full scale None takes all sets of the table.
+        protocol: how the model is chosen.
+        only: patterns with * and ?; rows whose label fits none are left out.
+        sweeps: "key=value" or "key=value,value"; every combination is a unit of its own.
+    """
+
+    table: Table
+    scale: Scale
+    data: str | None = None
+    protocol: Protocol = "honest"
+    only: tuple[str, ...] = ()
+    sweeps: tuple[str, ...] = ()
+
+
+def table_rows(plan: Plan) -> list[Row]:
+    """The rows of a table that a plan asks for.
+
+    At the laptop scale rows that differ in the paper's backbone alone are one row, and a set that
+    the paper does not have takes the rows of CUB, or of the first set of the table.
+
+    Args:
+        plan: what is asked for.
+    """
+    rows = [row for row in plan.table.rows if plan.data in (None, row.data)]
+    if plan.scale == "laptop":
+        data = plan.data or "emoji"
+        sets = {row.data: None for row in plan.table.rows}
+        like = data if data in sets else "cub" if "cub" in sets else next(iter(sets))
+        found = [row for row in plan.table.rows if row.data == like]
+        by_label = {row.label("laptop"): row for row in reversed(found)}
+        rows = [dataclasses.replace(row, data=data) for row in reversed(by_label.values())]
+    elif not rows:
+        sets = {row.data: None for row in plan.table.rows}
+        raise BadData(f"--data {plan.data}: {plan.table.name} has rows for {', '.join(sets)}")
+    wanted = [row for row in rows if _fits(row.label(plan.scale), plan.only)]
+    if not wanted:
+        labels = ", ".join(repr(row.label(plan.scale)) for row in rows)
+        raise BadData(f"--only {' '.join(plan.only)}: fits no row; the rows are {labels}")
+    return wanted
+
+
+def row_recipe(row: Row, scale: Scale, overrides: Iterable[str] = (), seed: int = 0) -> Recipe:
+    """The recipe of a row.
+
+    Args:
+        row: of a table.
+        scale: "full" or "laptop".
+        overrides: further changes, as "key=value"; an option of the loss needs no "loss." before.
+        seed: of everything random.
+    """
+    recipe = with_overrides(base_recipe(scale, row.data, row.backbone), row.changes)
+    recipe = with_overrides(recipe, (f"dim={row.dim}", f"seed={seed}"))
+    return with_overrides(recipe, [_full_key(recipe, override) for override in overrides])
+
+
+def plan_units(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) -> list[Unit]:
+    """The units of a plan, seed by seed, so that a part of the work is a whole table.
+
+    Args:
+        plan: what is asked for.
+        seeds: of the runs.
+        trials: records that decide the learning rate of each row that has some.
+    """
+    rates = chosen_rates(trials)
+    units = []
+    for seed, row, overrides in itertools.product(seeds, table_rows(plan), _grid(plan.sweeps)):
+        label = row.label(plan.scale)
+        free = label in rates and not any(o.startswith("learning_rate=") for o in overrides)
+        chosen = (f"learning_rate={rates[label]}",) if free else ()
+        recipe = row_recipe(row, plan.scale, (*chosen, *overrides), seed)
+        if plan.protocol == "paper":
+            recipe = dataclasses.replace(recipe, validation=0.0)
+        units.append(
+            Unit(
+                table=plan.table.name,
+                row=label,
+                recipe=recipe,
+                scale=plan.scale,
+                protocol=plan.protocol,
+                scored=row.scored,
+                overrides=overrides,
+                rate_from="trials on validation classes" if free else "recipe",
+            )
+        )
+    return units
+
+
+def plan_trials(plan: Plan) -> list[Unit]:
+    """One unit for each row and each of RATES; the test classes are never looked at.
+
+    Args:
+        plan: what is asked for.
+    """
+    units = []
+    for row, overrides in itertools.product(table_rows(plan), _grid(plan.sweeps)):
+        for rate in RATES:
+            tried = (*overrides, f"learning_rate={rate}")
+            units.append(
+                Unit(
+                    table=plan.table.name,
+                    row=row.label(plan.scale),
+                    recipe=row_recipe(row, plan.scale, tried, TRIAL_SEED),
+                    scale=plan.scale,
+                    scored=("validation",),
+                    overrides=tried,
+                    rate_from="trial",
+                )
+            )
+    return units
+
+
+def chosen_rates(trials: Iterable[Record]) -> dict[str, float]:
+    """The learning rate with the best validation Recall@1 of each row; the lower one of equals.
+
+    Args:
+        trials: records of trials.
+    """
+    tried: dict[str, dict[float, float]] = {}
+    for record in trials:
+        if not record["trial"] or len(record["overrides"]) != 1:
+            continue
+        rate = float(record["settings"]["learning_rate"])
+        score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
+        tried.setdefault(record["row"], {})[rate] = -1.0 if record["failed"] else score
+    for row, scores in tried.items():
+        missing = sorted(set(RATES) - set(scores))
+        if missing:
+            raise BadData(
+                f"{row}: the trials with learning rates {missing} are not done; run the same "
+                "command with --trials to its end first"
+            )
+    return {row: _best(scores) for row, scores in tried.items()}
+
+
+def _best(scores: Mapping[float, float]) -> float:
+    return min(scores, key=lambda rate: (-scores[rate], rate))
+
+
+def _fits(label: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatch.fnmatchcase(label, pattern) for pattern in patterns)
+
+
+def _grid(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
+    choices = []
+    for sweep in sweeps:
+        key, equals, values = sweep.partition("=")
+        if not equals or not values:
+            raise BadData(f"--set {sweep}: write key=value or key=value,value")
+        choices.append([f"{key}={value}" for value in values.split(",")])
+    return list(itertools.product(*choices))
+
+
+def _full_key(recipe: Recipe, override: str) -> str:
+    """An option of the row's loss under its full name."""
+    key = override.partition("=")[0]
+    fields = {field.name for kind in (Recipe, Settings) for field in dataclasses.fields(kind)}
+    options = {*inspect.signature(LOSSES[recipe.loss]).parameters, *_CONSTRAINT}
+    is_option = key not in fields and (key in options or key.startswith("ratio."))
+    return f"loss.{override}" if is_option else override

@@ -1,0 +1,257 @@
+"""Units to records: claimed, run or resumed, scored, and never repeated."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from cbml.bayes import PairStatistics
+from cbml.data import Splits
+from cbml.errors import BadData
+from cbml.evaluation import evaluate
+from cbml.experiments.claims import STALE_SECONDS, Claim, claimed
+from cbml.experiments.records import add_records, build_record, records_file
+from cbml.experiments.units import Unit, run_name
+from cbml.files import sha256, write_json
+from cbml.losses import build_loss
+from cbml.models import Embedder
+from cbml.pseudo import train_unlabelled
+from cbml.training import (
+    BadNumbers,
+    Listener,
+    Recipe,
+    StepReport,
+    read_metrics,
+    read_record,
+    train_run,
+)
+from cbml.training.assembly import load_splits
+from cbml.training.scoring import flat_scores, note_test_look, score_split
+
+__all__ = ["Progress", "Sources", "finished_scores", "run_units"]
+
+Word = Literal["finished", "done", "failed", "elsewhere"]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where this machine keeps what the recipes only name.
+
+    Args:
+        root: folder or archive of the pictures; None for sets that need none, such as emoji.
+        weights: file with the backbone's weights; None for what the recipe says.
+    """
+
+    root: str | None = None
+    weights: str | None = None
+
+    def named(self, unit: Unit) -> Unit:
+        """The unit with the hash of the weights in its recipe: other weights are another run.
+
+        Args:
+            unit: as planned.
+        """
+        if self.weights is None:
+            return unit
+        path = Path(self.weights).expanduser()
+        if not path.is_file():
+            raise BadData(f"--weights {path}: no such file")
+        recipe = dataclasses.replace(unit.recipe, weights=f"sha256:{sha256(path)[:16]}")
+        return dataclasses.replace(unit, recipe=recipe)
+
+    def local(self, recipe: Recipe) -> Recipe:
+        """The recipe with the places of this machine in it.
+
+        Args:
+            recipe: with the name of a set.
+        """
+        weights = recipe.weights if self.weights is None else f"path:{self.weights}"
+        return dataclasses.replace(recipe, data=self.root or recipe.data, weights=weights)
+
+
+@dataclass
+class Progress:
+    """What became of each unit.
+
+    Args:
+        finished: had been done before.
+        done: done now.
+        failed: done now, but numbers went bad.
+        elsewhere: another process works on it.
+    """
+
+    finished: int = 0
+    done: int = 0
+    failed: int = 0
+    elsewhere: int = 0
+
+
+def run_units(
+    units: Sequence[Unit],
+    out: Path,
+    *,
+    sources: Sources,
+    listener: Listener,
+    stale_seconds: float = STALE_SECONDS,
+) -> Progress:
+    """Do what is not yet done, and write the records of all that is.
+
+    Several processes, also of several machines, may do this with one folder: each takes what
+    nobody else holds. Interrupted, the same call goes on where it stopped.
+
+    Args:
+        units: what is wanted.
+        out: folder of runs and records.
+        sources: places of pictures and weights.
+        listener: hears of every step.
+        stale_seconds: after which a claim that was not renewed is void.
+    """
+    progress = Progress()
+    units = [sources.named(unit) for unit in units]
+    for number, unit in enumerate(units, start=1):
+        folder = out / "runs" / run_name(unit)
+        word: Word = "finished"
+        if finished_scores(unit, folder) is None:
+            with claimed(folder, stale_seconds=stale_seconds) as claim:
+                if claim is None:
+                    word = "elsewhere"
+                elif finished_scores(unit, folder) is None:  # nobody did it while we asked
+                    listener.say(f"[{number} of {len(units)}] {unit.name}")
+                    word = _run(unit, folder, sources, _Watched(listener, claim))
+        setattr(progress, word, getattr(progress, word) + 1)
+        scores = finished_scores(unit, folder)
+        if scores is not None:
+            add_records(records_file(out, unit), [build_record(unit, folder, scores)])
+            listener.say(f"[{number} of {len(units)}] {unit.name}: {word}, {_headline(scores)}")
+    return progress
+
+
+def finished_scores(unit: Unit, folder: Path) -> dict[str, Any] | None:
+    """The scores of a unit's run if all that the unit asks for are there.
+
+    Args:
+        unit: names the splits.
+        folder: of the run.
+    """
+    try:
+        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    done = "failed" in scores or all(split in scores for split in unit.scored)
+    return dict(scores) if done else None
+
+
+class _Watched(Listener):
+    """Passes everything on, and stops the run where its claim was lost."""
+
+    def __init__(self, inner: Listener, claim: Claim) -> None:
+        self.inner = inner
+        self.claim = claim
+
+    def say(self, text: str) -> None:
+        self.inner.say(text)
+
+    def begin(self, step: int, steps: int) -> None:
+        self.inner.begin(step, steps)
+
+    def step(self, report: StepReport) -> None:
+        self.claim.check()
+        self.inner.step(report)
+
+    def end(self) -> None:
+        self.inner.end()
+
+
+def _run(unit: Unit, folder: Path, sources: Sources, listener: _Watched) -> Word:
+    recipe = sources.local(unit.recipe)
+    load = load_splits if unit.protocol == "honest" else _chosen_on_test
+    try:
+        model, splits = _trained(recipe, folder, load, listener)
+    except BadNumbers as error:  # a rate too high is a result as well
+        listener.end()
+        write_json(folder / "scores.json", {"failed": str(error)})
+        return "failed"
+    scores: dict[str, Any] = _known_scores(folder) | {"validation": _best_validation(folder)}
+    for split in unit.scored:
+        if split not in scores:
+            listener.claim.check()
+            listener.say(f"scoring {split} pictures")
+            found = score_split(model, splits, split, evaluate)
+            scores[split] = flat_scores(found)
+            if split == "test":
+                note_test_look(folder, found)
+    write_json(folder / "scores.json", scores)
+    return "done"
+
+
+def _trained(
+    recipe: Recipe, folder: Path, load: Callable[[Recipe], Splits], listener: Listener
+) -> tuple[Embedder, Splits]:
+    started = (folder / "run.json").exists()
+    if started and read_record(folder).get("finished"):
+        return Embedder.load(folder / "model").eval(), load(recipe)
+    if recipe.labels != "known":
+        outcome = train_unlabelled(
+            recipe,
+            folder,
+            make_loss=_make_loss,
+            evaluate=evaluate,
+            estimate=_estimate,
+            resume=started,
+            listener=listener,
+        )
+        return outcome.model, load(recipe)
+    outcome = train_run(
+        recipe,
+        folder,
+        make_loss=_make_loss,
+        evaluate=evaluate,
+        estimate=_estimate,
+        resume=started,
+        load=load,
+        listener=listener,
+    )
+    return outcome.model, outcome.splits
+
+
+def _make_loss(recipe: Recipe, classes: int) -> nn.Module:
+    options = {"classes": classes, "dim": recipe.dim, "seed": recipe.seed}
+    return build_loss(recipe.loss, recipe.loss_options, **options)
+
+
+def _estimate(embeddings: Any, labels: Any) -> dict[str, Any]:
+    return PairStatistics.of(embeddings, labels).loss_record()
+
+
+def _chosen_on_test(recipe: Recipe) -> Splits:
+    """All training classes train, and the test classes choose: optimistic, and called so."""
+    splits = load_splits(dataclasses.replace(recipe, validation=0.0))
+    held = splits.test if splits.test is not None else splits.query
+    assert held is not None
+    record = {**splits.record, "chosen_on": "test"}
+    return dataclasses.replace(splits, validation=held, record=record)
+
+
+def _known_scores(folder: Path) -> dict[str, Any]:
+    path = folder / "scores.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _best_validation(folder: Path) -> dict[str, float] | None:
+    best = [line for line in read_metrics(folder) if line.get("best")]
+    return dict(best[-1]["validation"]) if best else None
+
+
+def _headline(scores: dict[str, Any]) -> str:
+    if "failed" in scores:
+        return str(scores["failed"])
+    parts = [
+        f"{split} recall@1 {scores[split]['recall@1']:.4f}"
+        for split in ("train", "validation", "test")
+        if scores.get(split)
+    ]
+    return ", ".join(parts)

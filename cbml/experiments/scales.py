@@ -1,0 +1,60 @@
+"""The two scales of a recipe: the paper's, and one that a laptop finishes.
+
+Where the paper and the authors' program are silent (the schedules for Cars, SOP, In-Shop, ImageNet
+and for small embeddings), the numbers here are our decision.
+"""
+
+from cbml.errors import BadData
+from cbml.experiments.units import Scale
+from cbml.training import Recipe, with_overrides
+
+__all__ = ["LAPTOP_DATA", "base_recipe"]
+
+# classes and pictures of a class in a batch: 120 on CUB in the authors' program; 200 on SOP, 100
+# with ResNet-50 in the paper; 100 on ImageNet in the paper.
+_SMALL_SETS = ("classes_per_batch=15", "pictures_per_class=8", "steps=5000")
+_PRODUCTS = ("classes_per_batch=40", "pictures_per_class=5", "steps=20000")
+_FULL_DATA = {
+    "cub": _SMALL_SETS,
+    "cars": _SMALL_SETS,
+    "sop": _PRODUCTS,
+    "inshop": _PRODUCTS,
+    "imagenet": ("classes_per_batch=20", "pictures_per_class=5", "steps=100000", "weights=none"),
+}
+_FULL = (
+    *("crop=227", "learning_rate=3e-5", "weight_decay=5e-4", "schedule=step", "drop_factor=0.1"),
+    *("validate_every=200", "checkpoint_every=200", "optimiser=adam"),
+)
+_LAPTOP = (
+    *("learning_rate=1e-4", "weight_decay=5e-4", "schedule=constant", "optimiser=adam"),
+    *("steps=300", "validate_every=50", "checkpoint_every=50", "backbone=efficientnet_lite0"),
+)
+# Emoji are 72 pixels wide and a class has five to seven of them.
+LAPTOP_DATA = {
+    "emoji": ("crop=64", "classes_per_batch=30", "pictures_per_class=4"),
+    "cub": ("crop=96", "classes_per_batch=15", "pictures_per_class=8"),
+    "cars": ("crop=96", "classes_per_batch=15", "pictures_per_class=8"),
+    "sop": ("crop=96", "classes_per_batch=24", "pictures_per_class=5"),
+    "inshop": ("crop=96", "classes_per_batch=24", "pictures_per_class=5"),
+}
+
+
+def base_recipe(scale: Scale, data: str, backbone: str) -> Recipe:
+    """What all rows of a table have in common.
+
+    Args:
+        scale: "full" or "laptop".
+        data: name of the picture set.
+        backbone: of the paper's row; the laptop scale has its own.
+    """
+    known = _FULL_DATA if scale == "full" else LAPTOP_DATA
+    if data not in known:
+        raise BadData(f"{data}: not a set of the {scale} scale; use one of {', '.join(known)}")
+    start = Recipe(data=data, backbone=backbone, validation=0.2)
+    if scale == "laptop":
+        return with_overrides(start, (*_LAPTOP, *LAPTOP_DATA[data]))
+    drop = 3000 if backbone == "googlenet" else 1200
+    recipe = with_overrides(start, (*_FULL, *_FULL_DATA[data], f"drop_at={drop}"))
+    if backbone == "resnet50" and data in ("sop", "inshop"):
+        recipe = with_overrides(recipe, ("classes_per_batch=20",))
+    return recipe

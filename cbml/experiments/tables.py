@@ -1,0 +1,24 @@
+"""All tables by name."""
+
+import difflib
+
+from cbml.errors import BadData
+from cbml.experiments.ablation import LOSS_ABLATION
+from cbml.experiments.rows import Table
+
+__all__ = ["TABLES", "find_table"]
+
+TABLES: dict[str, Table] = {table.name: table for table in (LOSS_ABLATION,)}
+
+
+def find_table(name: str) -> Table:
+    """The table of that name.
+
+    Args:
+        name: as on the command line.
+    """
+    if name not in TABLES:
+        near = difflib.get_close_matches(name, TABLES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(TABLES)}"
+        raise BadData(f"table {name!r}: no such table; {hint}")
+    return TABLES[name]
