@@ -9,7 +9,7 @@ from sklearn.isotonic import IsotonicRegression
 __all__ = ["MonotoneCurve"]
 
 # Groups of equally many results; each gets one point of the curve.
-GROUPS = 64
+GROUPS = 200
 
 
 @dataclass(frozen=True)
