@@ -1,0 +1,88 @@
+"""Two processes train on the same clusters as one; a killed run loses nothing across a refresh."""
+
+import os
+import random
+import signal
+import socket
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, distributed
+
+from cbml.data import ImageSet
+from cbml.training import Settings, Team, read_metrics
+from cbml.training.checkpoints import newest_checkpoint
+from tests.pseudo.small import SETTINGS, run_small
+from tests.training import children
+
+
+def train(
+    images: ImageSet, folder: Path, settings: Settings, rank: int, size: int, port: int
+) -> None:
+    torch.set_num_threads(1)
+    team = Team()
+    if size > 1:
+        children.join(rank, size, port)
+        team = Team(distributed.group.WORLD)
+    run_small(images, folder, settings, team=team, batch_norm="frozen_statistics")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def start(images: ImageSet, folder: Path, size: int) -> list[BaseProcess]:
+    port = free_port()
+    return [
+        children.start(train, images, folder, SETTINGS, rank, size, port) for rank in range(size)
+    ]
+
+
+def finish(images: ImageSet, folder: Path, size: int) -> dict[str, Tensor]:
+    team = start(images, folder, size)
+    for child in team:
+        child.join(120)
+    assert [child.exitcode for child in team] == [0] * size
+    checkpoint = newest_checkpoint(folder / "checkpoints", print)
+    assert checkpoint is not None
+    assert checkpoint.step == SETTINGS.steps
+    return {n: value for n, value in checkpoint.tensors.items() if n != "random.python"}
+
+
+def test_two_processes_train_on_the_clusters_of_one(images: ImageSet, tmp_path: Path) -> None:
+    one, two = (finish(images, tmp_path / str(size), size) for size in (1, 2))
+    assert one["labels.pictures"].tolist() == two["labels.pictures"].tolist()
+    told = [
+        [(line["labels"]["alive"], line["labels"]["moved"]) for line in lines if "labels" in line]
+        for lines in (read_metrics(tmp_path / "1"), read_metrics(tmp_path / "2"))
+    ]
+    assert told[0] == told[1]
+    losses = [
+        [line["loss"] for line in lines if "loss" in line]
+        for lines in (read_metrics(tmp_path / "1"), read_metrics(tmp_path / "2"))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kill_at_random_moments_loses_nothing(images: ImageSet, tmp_path: Path) -> None:
+    unbroken = finish(images, tmp_path / "unbroken", 1)
+    chance, kills, number = random.Random(7), 0, 0
+    while kills < 100:
+        folder = tmp_path / str(number)
+        for _ in range(4):
+            (child,) = start(images, folder, 1)
+            child.join(chance.uniform(0.05, 0.5))
+            if child.exitcode is None:
+                os.kill(child.pid or 0, signal.SIGKILL)
+                child.join()
+                kills += 1
+        ended = finish(images, folder, 1)
+        assert ended.keys() == unbroken.keys()
+        assert not [name for name in ended if not torch.equal(ended[name], unbroken[name])]
+        number += 1
