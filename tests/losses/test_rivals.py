@@ -26,6 +26,7 @@ OF_PAIRS = [
     "lifted_structure",
     "multi_similarity",
     "n_pair",
+    "nt_xent",
     "ranked_list",
     "triplet_easy_positive",
     "triplet_semihard",
@@ -90,7 +91,7 @@ def test_the_rest_equal_their_formula() -> None:
 SMOOTH = ["angular", "binomial_deviance", "contrastive", "lifted_structure", "n_pair"]
 
 
-@pytest.mark.parametrize("name", [*SMOOTH, "tuplet_margin", "proxy_nca", "proxy_nca_pp"])
+@pytest.mark.parametrize("name", [*SMOOTH, "nt_xent", "tuplet_margin", "proxy_nca", "proxy_nca_pp"])
 def test_gradients_written_here_are_right(name: str) -> None:
     options = {"num_classes": 5, "embedding_size": WIDTH} if name.startswith("proxy") else {}
     loss = RIVALS[name](**options).double()
@@ -255,5 +256,6 @@ def test_where_the_library_agrees_and_is_not_used_for_size_or_rounding() -> None
         ("lifted_structure", library.LiftedStructureLoss()),
         ("angular", library.AngularLoss(45)),
         ("tuplet_margin", library.TupletMarginLoss()),
+        ("nt_xent", library.NTXentLoss(0.1)),
     ]:
         torch.testing.assert_close(RIVALS[name]()(x, LABELS), theirs(x, LABELS))

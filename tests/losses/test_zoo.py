@@ -48,6 +48,7 @@ CASES = {
     "multi_similarity_xbm": Case({"embedding_size": WIDTH, "memory_size": 40, "warmup_steps": 1}),
     "n_pair": Case(uses_all_pairs=True),
     "normalized_softmax": Case(PROXIES, "_loss.W", 1),
+    "nt_xent": Case(uses_all_pairs=True),
     "proxy_anchor": Case(PROXIES, "_loss.proxies"),
     "proxy_nca": Case(PROXIES, "proxies"),
     "proxy_nca_pp": Case(PROXIES, "proxies"),

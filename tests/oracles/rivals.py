@@ -151,6 +151,16 @@ def tuplet_margin(x: Matrix, y: list[int], z=None, w=None, scale=64.0, margin=5.
     return mean(terms)
 
 
+def nt_xent(x: Matrix, y: list[int], z=None, w=None, temperature=0.1) -> float:
+    s, p, n = partners(x, y, z, w)
+    terms = []
+    for i in range(len(x)):
+        for j in p[i]:
+            own = exp(s[i][j] / temperature)
+            terms.append(-log(own / (own + sum(exp(s[i][k] / temperature) for k in n[i]))))
+    return mean(terms)
+
+
 def multi_similarity(
     x: Matrix, y: list[int], z=None, w=None, alpha=2.0, beta=50.0, base=0.5, epsilon=0.1
 ) -> float:

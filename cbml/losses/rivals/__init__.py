@@ -14,7 +14,7 @@ from cbml.losses.rivals.mined import (
 from cbml.losses.rivals.pairs import BinomialDeviance, Contrastive, Histogram, RankedList
 from cbml.losses.rivals.proxies import ProxyAnchor, ProxyNCA, ProxyNCAPlusPlus
 from cbml.losses.rivals.softmax import ArcFace, NormalizedSoftmax, SoftTriple
-from cbml.losses.rivals.tuplets import Angular, LiftedStructure, NPair, TupletMargin
+from cbml.losses.rivals.tuplets import Angular, LiftedStructure, NPair, NTXent, TupletMargin
 
 __all__ = ["RIVALS"]
 
@@ -32,6 +32,7 @@ RIVALS: dict[str, type[nn.Module]] = {
     "multi_similarity_xbm": MultiSimilarityXBM,
     "n_pair": NPair,
     "normalized_softmax": NormalizedSoftmax,
+    "nt_xent": NTXent,
     "proxy_anchor": ProxyAnchor,
     "proxy_nca": ProxyNCA,
     "proxy_nca_pp": ProxyNCAPlusPlus,

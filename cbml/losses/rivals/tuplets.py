@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from cbml.losses.rivals.rival import Batch, Rival, distances, masked_logsumexp, masked_mean
 
-__all__ = ["Angular", "LiftedStructure", "NPair", "TupletMargin"]
+__all__ = ["Angular", "LiftedStructure", "NPair", "NTXent", "TupletMargin"]
 
 
 class LiftedStructure(Rival):
@@ -110,6 +110,31 @@ class Angular(Rival):
         pulled = 2.0 * (1.0 + square) * similarity[anchors, partners]  # (P,)
         cost = functional.softplus(masked_logsumexp(pushed, negative[anchors], dim=1) - pulled)
         return cost.sum() / max(len(anchors), 1)
+
+
+class NTXent(Rival):
+    """A positive pair against all negatives of its anchor by a softmax (Chen et al. 2020).
+
+    With two crops of each picture as its only members of a class this is instance discrimination:
+
+        loss = mean_{(i,p)∈P} -log(exp(s_ip / τ) / (exp(s_ip / τ) + Σ_{n∈N_i} exp(s_in / τ)))
+
+    Written here because pytorch-metric-learning lists every positive pair against every negative
+    pair.
+
+    Args:
+        temperature: τ. 0.1, from the paper.
+    """
+
+    def __init__(self, *, temperature: float = 0.1) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def _value(self, batch: Batch) -> Tensor:
+        similarity = batch.similarity() / self.temperature
+        positive, negative = batch.masks()
+        pushed = masked_logsumexp(similarity, negative, dim=1)  # (B,)
+        return masked_mean(functional.softplus(pushed[:, None] - similarity), positive)
 
 
 class TupletMargin(Rival):
