@@ -101,6 +101,10 @@ def verb(
             if team.leads:
                 print(f"{stop}; go on with:  {_again(folder, team.size)}", file=sys.stderr)
             raise typer.Exit(stop.exit_code) from None
+        except (KeyboardInterrupt, SystemExit):  # before the first step, or after the last
+            if team.leads and (folder / "run.json").exists():
+                print(f"stopped; go on with:  {_again(folder, team.size)}", file=sys.stderr)
+            raise
         except RuntimeError as error:
             if team.size > 1 and "onnection" in str(error):
                 again = _again(folder, team.size)

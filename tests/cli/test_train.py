@@ -1,7 +1,6 @@
 """`cbml train` from the words of the command line to the files of the run."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 
 from cbml.cli import main
 from cbml.training import read_metrics, read_record
-from tests.training.small import pictures
+from tests.training.small import class_folders
 
 SMALL = [
     *("--backbone", "conv4", "--crop", "16", "--steps", "4"),
@@ -30,19 +29,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder for each class; test and validation classes are cut from it."""
-    root = tmp_path / "pictures"
-    for path in pictures(tmp_path / "flat").paths:
-        target = root / path.name.partition("-")[0] / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, target)
-    for number in range(6, 12):  # twice as many classes, so that three are left to train on
-        source = root / str(number - 6)
-        for path in list(source.iterdir())[:4]:
-            target = root / str(number) / path.name
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(path.read_bytes() + b"\0")
-    return root
+    return class_folders(tmp_path / "pictures")
 
 
 def run(words: list[str]) -> int:

@@ -30,6 +30,21 @@ def pictures(folder: Path) -> ImageSet:
     return ImageSet(tuple(paths), np.array(labels), tuple(map(str, range(CLASSES))))
 
 
+def class_folders(root: Path) -> Path:
+    """The same and as many again, in a folder for each class; a run cuts its splits from them."""
+    for path in pictures(root / "flat").paths:
+        target = root / "classes" / path.name.partition("-")[0] / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    for number in range(CLASSES, 2 * CLASSES):  # so that three are left to train on
+        source = root / "classes" / str(number - CLASSES)
+        for path in sorted(source.iterdir())[:4]:
+            target = root / "classes" / str(number) / path.name
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(path.read_bytes() + b"\0")
+    return root / "classes"
+
+
 def embedder(batch_norm: str = "trained") -> Embedder:
     return Embedder("conv4", dim=8, batch_norm=batch_norm, seed=1)
 

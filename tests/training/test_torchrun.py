@@ -1,0 +1,146 @@
+"""Real processes under torchrun: one is killed, and the run goes on or ends in order."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+
+from cbml.training.checkpoints import newest_checkpoint
+from tests.training.small import class_folders
+
+WORKER = [sys.executable, "-c", "from cbml.cli import main; main()"]
+STEPS = 120
+WORDS = [
+    *("--backbone", "conv4", "--crop", "16", "--steps", str(STEPS), "--set", "dim=8"),
+    *("--set", "classes_per_batch=3", "--set", "pictures_per_class=4"),
+    *("--set", "batch_norm=frozen_statistics", "--set", "validate_every=0"),
+    *("--set", "checkpoint_every=2"),
+]
+
+
+def torchrun(restarts: int) -> list[str]:
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    return [*words, "--nproc-per-node", "2", "--max-restarts", str(restarts), *WORKER]
+
+
+class Job:
+    """A run in its own processes, whose standard error is kept."""
+
+    def __init__(self, command: list[str], home: Path) -> None:
+        self.log = home / "stderr.txt"
+        environment = {
+            **os.environ,
+            "CBML_CACHE": str(home.parent / "cache"),
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+        with self.log.open("w") as log:
+            self.child = subprocess.Popen(
+                command, env=environment, stderr=log, stdout=log, start_new_session=True
+            )
+        self.seen: dict[int, psutil.Process] = {}
+
+    def workers(self) -> dict[int, psutil.Process]:
+        """The training processes by rank."""
+        found: dict[int, psutil.Process] = {}
+        for process in psutil.Process(self.child.pid).children(recursive=True):
+            try:
+                rank = process.environ().get("RANK")
+            except psutil.Error:
+                continue
+            self.seen[process.pid] = process
+            if rank is not None:
+                found[int(rank)] = process
+        return found
+
+    def kill_in(self, run: Path, rank: int) -> None:
+        """Send -9 to one process once there is a checkpoint to go on from."""
+        while not any(run.glob("checkpoints/step-*/manifest.json")):
+            assert self.child.poll() is None, self.log.read_text()
+            time.sleep(0.01)
+        self.workers()[rank].send_signal(signal.SIGKILL)
+
+    def end(self, seconds: float) -> int:
+        return self.child.wait(timeout=seconds)
+
+    def orphans(self) -> list[psutil.Process]:
+        return [process for process in self.seen.values() if process.is_running()]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    started: list[Job] = []
+    yield started
+    for job in started:
+        if job.child.poll() is None:
+            job.child.kill()
+        for process in job.orphans():
+            process.kill()
+
+
+def words(folder: Path, out: Path) -> list[str]:
+    return ["train", str(folder), *WORDS, "--out", str(out)]
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    checkpoint = newest_checkpoint(run / "checkpoints", print)
+    assert checkpoint is not None
+    assert checkpoint.step == STEPS
+    return {name: value for name, value in checkpoint.tensors.items() if name != "random.python"}
+
+
+def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert not [name for name in first if not torch.equal(first[name], second[name])]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_process_is_started_again_and_nothing_is_lost(home: Path, jobs: list[Job]) -> None:
+    folder = class_folders(home / "pictures")
+    commands = {
+        "unbroken": [*torchrun(0), *words(folder, home / "unbroken")],
+        "rank 1": [*torchrun(1), *words(folder, home / "rank 1")],
+        "rank 0": [*torchrun(1), *words(folder, home / "rank 0")],
+        # What `cbml` starts by itself.
+        "launcher": [*WORKER, *words(folder, home / "launcher"), "--processes", "2"],
+    }
+    for name, command in commands.items():
+        job = Job(command, home)
+        jobs.append(job)
+        if name != "unbroken":
+            job.kill_in(home / name, int(name == "rank 1"))
+        assert job.end(300) == 0, job.log.read_text()
+        assert not job.orphans()
+        assert ("resumed after step" in job.log.read_text()) == (name != "unbroken")
+        assert_equal(weights(home / name), weights(home / "unbroken"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_without_a_restart_all_end_with_a_line(home: Path, jobs: list[Job], rank: int) -> None:
+    folder, out = class_folders(home / "pictures"), home / "run"
+    job = Job([*torchrun(0), *words(folder, out), "--set", "steps=1000000"], home)
+    jobs.append(job)
+    job.kill_in(out, rank)
+    killed = time.monotonic()
+    assert job.end(60) == 1, job.log.read_text()
+    assert time.monotonic() - killed < 60
+    assert not job.orphans()
+    wanted = f"cbml: another process was lost; go on with:  cbml train --resume {out} --processes 2"
+    assert wanted in job.log.read_text()
