@@ -19,7 +19,18 @@ from cbml.errors import BadData, DamagedFile
 
 __all__ = ["VERBS", "main"]
 
-VERBS: tuple[str, ...] = ("data", "evaluate", "export", "train")
+VERBS: tuple[str, ...] = (
+    "data",
+    "doctor",
+    "embed",
+    "evaluate",
+    "export",
+    "index",
+    "reproduce",
+    "search",
+    "serve",
+    "train",
+)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cbml.errors import BadData
 from cbml.models.folding import fold_batch_norms
 
-__all__ = ["Execution", "device_of"]
+__all__ = ["Execution", "bfloat16_survives", "device_of"]
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -67,7 +67,7 @@ class Execution:
             model: on its device already.
         """
         device = device_of(model)
-        if self.precision == "bfloat16" and device.type == "cpu" and not _bfloat16_survives():
+        if self.precision == "bfloat16" and device.type == "cpu" and not bfloat16_survives():
             raise BadData(
                 "precision 'bfloat16': this machine announces AMX instructions but stops programs "
                 "that use them; use precision='float32', or start with the environment variable "
@@ -128,7 +128,8 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 
 
 @functools.cache
-def _bfloat16_survives() -> bool:
+def bfloat16_survives() -> bool:
+    """Whether this machine's CPU runs bfloat16; where it announces AMX, a child process tries."""
     announced = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
     if not announced or not sys.executable:
         return True

