@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-$(shell (cat pyproject.toml constraints.txt; pwd) | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench slow format
+.PHONY: help install demo test check bench slow format docs
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,10 @@ format: $(STAMP)  ## put the code into its standard form
 
 bench: $(STAMP)  ## print every measured ratio (takes a while; leave the machine alone)
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+docs: $(STAMP)  ## make the documentation in site/
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs site
+	@echo site/index.html
 
 slow: $(STAMP)  ## the long fault and evidence tests
 	$(BIN)/python -m pytest -m slow
