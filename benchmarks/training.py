@@ -7,10 +7,12 @@ the same size and crop. They are timed in turns, and the ratio is that of the me
 
     python benchmarks/training.py                 emoji
     python benchmarks/training.py CUB_FOLDER      also CUB, given its folder
+    python benchmarks/training.py --quick         few small batches, for a look
 """
 
+import argparse
+import dataclasses
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -28,7 +30,6 @@ from cbml.training import Listener, Recipe, Settings, StepReport, Team, fit
 from cbml.training.assembly import build_batches, build_execution, build_model, load_splits
 
 STEPS, WARM = 6, 2
-ROUNDS = 3
 
 
 class Clock(Listener):
@@ -116,11 +117,11 @@ def pictures_per_second(
     return size * (len(times) - 1) / (times[-1] - times[0])
 
 
-def compare(name: str, recipe: Recipe) -> None:
+def compare(name: str, recipe: Recipe, rounds: int) -> None:
     images = load_splits(recipe).train
     build_batches(recipe, images, Team())  # packs once; every later run finds it packed
     rates: dict[str, list[float]] = {"plain": [], "cbml": []}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         rates["plain"].append(pictures_per_second(plain_loop, images, recipe))
         rates["cbml"].append(pictures_per_second(our_loop, images, recipe))
     middle = {who: statistics.median(values) for who, values in rates.items()}
@@ -134,9 +135,19 @@ def compare(name: str, recipe: Recipe) -> None:
 
 
 def main() -> None:
-    compare("emoji", Recipe(data="emoji", crop=96, classes_per_batch=30, pictures_per_class=4))
-    for folder in sys.argv[1:2]:
-        compare("CUB", Recipe(data=folder, crop=140, classes_per_batch=15, pictures_per_class=8))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cub", nargs="?", help="the folder of CUB")
+    parser.add_argument("--quick", action="store_true", help="few small batches")
+    options = parser.parse_args()
+    recipes = {"emoji": Recipe(data="emoji", crop=96, classes_per_batch=30, pictures_per_class=4)}
+    if options.cub is not None:
+        recipes["CUB"] = Recipe(
+            data=options.cub, crop=140, classes_per_batch=15, pictures_per_class=8
+        )
+    for name, recipe in recipes.items():
+        if options.quick:
+            recipe = dataclasses.replace(recipe, crop=32, classes_per_batch=6)
+        compare(name, recipe, rounds=1 if options.quick else 3)
 
 
 if __name__ == "__main__":
