@@ -29,6 +29,7 @@ VERBS: tuple[str, ...] = (
     "reproduce",
     "search",
     "serve",
+    "table",
     "train",
 )
 

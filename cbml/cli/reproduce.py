@@ -63,12 +63,14 @@ def verb(
       cbml reproduce loss-ablation --data cub --root ~/CUB_200_2011 --only 'CBML*' --seeds 1
       cbml reproduce loss-ablation --only 'CBML +MVC' --set variance_weight=0.0,0.1,1,2
     """
+    if listed:
+        _list(table, scale, as_json)
+        return
+    if table is None:
+        raise typer.BadParameter("name a TABLE, or --list them")
     from cbml.experiments import Plan
     from cbml.experiments.tables import find_table
 
-    if table is None:
-        raise typer.BadParameter("name a TABLE, or --list them")
-    del listed
     plan = Plan(
         table=find_table(table),
         scale=scale,
@@ -81,13 +83,38 @@ def verb(
     _run(units, out, root, weights, as_json)
 
 
+def _list(table: str | None, scale: Literal["laptop", "full"], as_json: bool) -> None:
+    from cbml.experiments import Plan
+    from cbml.experiments.costs import row_cost
+    from cbml.experiments.plans import table_rows
+    from cbml.experiments.tables import TABLES, find_table
+
+    answer = []
+    for entry in TABLES.values() if table is None else (find_table(table),):
+        rows = table_rows(
+            Plan(table=entry, scale=scale, data="emoji" if scale == "laptop" else None)
+        )
+        costs = [(row.label(scale), row_cost(row, scale)) for row in rows]
+        facts = [{"row": label, "needs": c.needs, "hours": c.hours} for label, c in costs]
+        answer.append({"table": entry.name, "title": entry.title, "scale": scale, "rows": facts})
+        if not as_json:
+            print(f"{entry.name}: {entry.title} ({scale} scale)")
+            for label, cost in costs:
+                print(f"  {label:<44} {cost}")
+    if as_json:
+        print(json.dumps(answer, ensure_ascii=False))
+
+
 def _units(plan: "Plan", out: Path, seeds: int, trials: bool) -> "list[Unit]":
     from cbml.experiments import plan_trials, plan_units, read_records
 
     if trials:
         return plan_trials(plan)
-    tried = out / f"{plan.table.name}-{plan.scale}" / f"{plan.data}-trials.jsonl"
-    return plan_units(plan, range(seeds), read_records(tried))
+    tried = [
+        out / f"{name}-{plan.scale}" / f"{plan.data}-trials.jsonl"
+        for name in ("loss-ablation", plan.table.name)
+    ]
+    return plan_units(plan, range(seeds), [r for path in tried for r in read_records(path)])
 
 
 def _run(

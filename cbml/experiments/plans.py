@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cbml.errors import BadData
 from cbml.experiments.records import Record
 from cbml.experiments.rows import Row, Table
-from cbml.experiments.scales import base_recipe
+from cbml.experiments.scales import base_recipe, pseudo_changes
 from cbml.experiments.units import Protocol, Scale, Unit
 from cbml.losses import LOSSES
 from cbml.training import Recipe, Settings, with_overrides
@@ -20,6 +20,8 @@ __all__ = ["RATES", "Plan", "chosen_rates", "plan_trials", "plan_units", "row_re
 # Every method gets the same rates to choose from, so that none is tuned more than another.
 RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 TRIAL_SEED = 0
+# A row and what was changed in it beside the learning rate.
+Tried = tuple[str, tuple[str, ...]]
 _CONSTRAINT = ("variance_weight", "target_mix", "variance_reduction")
 
 
@@ -80,7 +82,10 @@ def row_recipe(row: Row, scale: Scale, overrides: Iterable[str] = (), seed: int 
         overrides: further changes, as "key=value"; an option of the loss needs no "loss." before.
         seed: of everything random.
     """
-    recipe = with_overrides(base_recipe(scale, row.data, row.backbone), row.changes)
+    recipe = base_recipe(scale, row.data, row.backbone)
+    if row.labels == "pseudo":
+        recipe = with_overrides(recipe, pseudo_changes(row.data))
+    recipe = with_overrides(recipe, row.changes)
     recipe = with_overrides(recipe, (f"dim={row.dim}", f"seed={seed}"))
     return with_overrides(recipe, [_full_key(recipe, override) for override in overrides])
 
@@ -97,8 +102,11 @@ def plan_units(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) 
     units = []
     for seed, row, overrides in itertools.product(seeds, table_rows(plan), _grid(plan.sweeps)):
         label = row.label(plan.scale)
-        free = label in rates and not any(o.startswith("learning_rate=") for o in overrides)
-        chosen = (f"learning_rate={rates[label]}",) if free else ()
+        others = ((label, overrides), (label, ()), (plan.table.tuned_as or "", ()))
+        rate = next((rates[place] for place in others if place in rates), None)
+        if any(override.startswith("learning_rate=") for override in overrides):
+            rate = None
+        chosen = () if rate is None else (f"learning_rate={rate}",)
         recipe = row_recipe(row, plan.scale, (*chosen, *overrides), seed)
         if plan.protocol == "paper":
             recipe = dataclasses.replace(recipe, validation=0.0)
@@ -111,7 +119,7 @@ def plan_units(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) 
                 protocol=plan.protocol,
                 scored=row.scored,
                 overrides=overrides,
-                rate_from="trials on validation classes" if free else "recipe",
+                rate_from="recipe" if rate is None else "trials on validation classes",
             )
         )
     return units
@@ -125,6 +133,8 @@ def plan_trials(plan: Plan) -> list[Unit]:
     """
     units = []
     for row, overrides in itertools.product(table_rows(plan), _grid(plan.sweeps)):
+        if row.labels == "pseudo":
+            raise BadData(f"{row.label(plan.scale)}: without labels there is nothing to try on")
         for rate in RATES:
             tried = (*overrides, f"learning_rate={rate}")
             units.append(
@@ -141,27 +151,27 @@ def plan_trials(plan: Plan) -> list[Unit]:
     return units
 
 
-def chosen_rates(trials: Iterable[Record]) -> dict[str, float]:
+def chosen_rates(trials: Iterable[Record]) -> dict[Tried, float]:
     """The learning rate with the best validation Recall@1 of each row; the lower one of equals.
 
     Args:
         trials: records of trials.
     """
-    tried: dict[str, dict[float, float]] = {}
+    tried: dict[Tried, dict[float, float]] = {}
     for record in trials:
-        if not record["trial"] or len(record["overrides"]) != 1:
-            continue
-        rate = float(record["settings"]["learning_rate"])
-        score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
-        tried.setdefault(record["row"], {})[rate] = -1.0 if record["failed"] else score
-    for row, scores in tried.items():
+        if record["trial"]:
+            *others, rate = record["overrides"]
+            score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
+            place = tried.setdefault((record["row"], tuple(others)), {})
+            place[float(rate.partition("=")[2])] = -1.0 if record["failed"] else score
+    for (row, _), scores in tried.items():
         missing = sorted(set(RATES) - set(scores))
         if missing:
             raise BadData(
                 f"{row}: the trials with learning rates {missing} are not done; run the same "
                 "command with --trials to its end first"
             )
-    return {row: _best(scores) for row, scores in tried.items()}
+    return {place: _best(scores) for place, scores in tried.items()}
 
 
 def _best(scores: Mapping[float, float]) -> float:

@@ -72,6 +72,8 @@ class Table:
         rows: what our code runs.
         published: its name in published.csv; None where the paper prints no numbers.
         metrics: the columns, as published.csv writes them.
+        tuned_as: a row of the loss ablation whose trials choose the learning rate, where the table
+            has no trials of its own.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Table:
     rows: tuple[Row, ...]
     published: str | None = None
     metrics: tuple[str, ...] = ("R@1", "R@2", "R@4", "R@8")
+    tuned_as: str | None = None
 
 
 def cbml_changes(

@@ -1,7 +1,9 @@
 """Units to records: claimed, run or resumed, scored, and never repeated."""
 
 import dataclasses
+import functools
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +31,13 @@ from cbml.training import (
     read_record,
     train_run,
 )
-from cbml.training.assembly import load_splits
-from cbml.training.scoring import flat_scores, note_test_look, score_split
+from cbml.training.assembly import flat_scores, load_splits
+from cbml.training.scoring import note_test_look, score_split
 
 __all__ = ["Progress", "Sources", "finished_scores", "run_units"]
+
+# Every K of the paper's tables.
+_score = functools.partial(evaluate, recall_at=(1, 2, 4, 8, 10, 20, 30, 100, 1000))
 
 Word = Literal["finished", "done", "failed", "elsewhere"]
 
@@ -180,11 +185,12 @@ def _run(unit: Unit, folder: Path, sources: Sources, listener: _Watched) -> Word
         if split not in scores:
             listener.claim.check()
             listener.say(f"scoring {split} pictures")
-            found = score_split(model, splits, split, evaluate)
+            found = score_split(model, splits, split, _score)
             scores[split] = flat_scores(found)
             if split == "test":
                 note_test_look(folder, found)
     write_json(folder / "scores.json", scores)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # the model is all that is left to do
     return "done"
 
 

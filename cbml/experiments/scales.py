@@ -8,7 +8,10 @@ from cbml.errors import BadData
 from cbml.experiments.units import Scale
 from cbml.training import Recipe, with_overrides
 
-__all__ = ["LAPTOP_DATA", "base_recipe"]
+__all__ = ["LAPTOP_DATA", "base_recipe", "pseudo_changes"]
+
+# The paper's numbers of clusters; for other sets the number of their training classes.
+_CLUSTERS = {"cub": 100, "cars": 100, "sop": 10_000, "inshop": 3_997, "emoji": 844}
 
 # classes and pictures of a class in a batch: 120 on CUB in the authors' program; 200 on SOP, 100
 # with ResNet-50 in the paper; 100 on ImageNet in the paper.
@@ -58,3 +61,14 @@ def base_recipe(scale: Scale, data: str, backbone: str) -> Recipe:
     if backbone == "resnet50" and data in ("sop", "inshop"):
         recipe = with_overrides(recipe, ("classes_per_batch=20",))
     return recipe
+
+
+def pseudo_changes(data: str) -> tuple[str, ...]:
+    """What learning without labels changes in a recipe.
+
+    Args:
+        data: name of the picture set.
+    """
+    if data not in _CLUSTERS:
+        raise BadData(f"{data}: no number of clusters is known for it")
+    return ("labels=none", f"clusters={_CLUSTERS[data]}", "validate_every=0")

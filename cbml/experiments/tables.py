@@ -4,11 +4,16 @@ import difflib
 
 from cbml.errors import BadData
 from cbml.experiments.ablation import LOSS_ABLATION
+from cbml.experiments.comparisons import COMPARISONS
+from cbml.experiments.pseudo_tables import PSEUDO_TABLES
 from cbml.experiments.rows import Table
+from cbml.experiments.studies import STUDIES
 
 __all__ = ["TABLES", "find_table"]
 
-TABLES: dict[str, Table] = {table.name: table for table in (LOSS_ABLATION,)}
+TABLES: dict[str, Table] = {
+    table.name: table for table in (LOSS_ABLATION, *COMPARISONS, *STUDIES, *PSEUDO_TABLES)
+}
 
 
 def find_table(name: str) -> Table:

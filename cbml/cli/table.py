@@ -1,0 +1,42 @@
+"""`cbml table`: our numbers beside the published ones."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["verb"]
+
+
+def verb(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="A name that `cbml reproduce --list` shows.")
+    ],
+    records: Annotated[
+        Path, typer.Option(help="Folder or file of records, such as results.")
+    ] = Path("reproduction"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Print a table in Markdown: means over seeds with 95 % intervals, beside the paper's numbers.
+
+    Each scale, picture set and protocol has a table of its own. Scores are percent; one seed has
+    no interval.
+
+    \b
+    Examples:
+      cbml table loss-ablation
+      cbml table loss-ablation --records results --json
+    """
+    import dataclasses
+
+    from cbml.experiments import read_records
+    from cbml.experiments.rendering import as_markdown, table_blocks
+    from cbml.experiments.tables import find_table
+
+    found = find_table(table)
+    blocks = table_blocks(found, read_records(records))
+    if as_json:
+        print(json.dumps({"table": found.name, "blocks": [dataclasses.asdict(b) for b in blocks]}))
+    else:
+        print(as_markdown(found, blocks), end="")

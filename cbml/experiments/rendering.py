@@ -1,0 +1,204 @@
+"""Records as tables: ours beside the published numbers, one table for each scale and protocol."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cbml.experiments.published import published_scores
+from cbml.experiments.records import Record
+from cbml.experiments.rows import DATA_NAMES, Key, Row, Table
+from cbml.experiments.statistics import Estimate, estimate
+
+__all__ = ["Block", "Line", "as_markdown", "table_blocks"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of ours, of the paper, or of both.
+
+    Args:
+        label: of the row, with what was changed in it.
+        rate: learning rate, as text; empty where the seeds differ in it or nothing is ours.
+        ours: column -> mean over seeds, in percent.
+        published: column -> percent.
+    """
+
+    label: str
+    rate: str
+    ours: Mapping[str, Estimate]
+    published: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What may stand in one table: one picture set, scale and protocol.
+
+    Args:
+        title: says all three.
+        columns: of the scores.
+        lines: the rows.
+        same_pictures: whether published numbers are of the same pictures and network.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+    same_pictures: bool
+
+
+def table_blocks(table: Table, records: Iterable[Record]) -> list[Block]:
+    """The tables to print; that of the published numbers alone where nothing is ours.
+
+    Args:
+        table: the rows.
+        records: of any tables; trials are passed over.
+    """
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        if record["table"] == table.name and not record["trial"]:
+            place = (record["scale"], record["data"], record["protocol"])
+            groups.setdefault(place, []).append(record)
+    if not groups:
+        return _published_blocks(table)
+    return [_block(table, place, found) for place, found in sorted(groups.items())]
+
+
+def _block(table: Table, place: tuple[str, str, str], records: Sequence[Record]) -> Block:
+    scale, data, protocol = place
+    rows = {row.label(scale): row for row in reversed(table.rows) if _printed(row, scale, data)}
+    order = {label: number for number, label in enumerate(reversed(rows))}
+    groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record["row"], tuple(record["overrides"])), []).append(record)
+    places = sorted(groups, key=lambda name: (order.get(name[0], len(order)), name))
+    lines = [_line(table, *name, groups[name], rows.get(name[0])) for name in places]
+    if scale == "full":
+        ours = {row.published for row in rows.values()}
+        lines += [line for key, line in _others(table, data) if key not in ours]
+    optimistic = ": chosen on the test, optimistic" if protocol == "paper" else ""
+    steps = sorted({int(record["settings"]["steps"] or 0) for record in records})
+    title = f"{scale} scale, {DATA_NAMES.get(data, data)}, protocol {protocol}{optimistic}"
+    described = f"{title}; {records[0]['settings']['backbone']}, {_listed(steps)} steps"
+    columns = tuple(
+        column for column in _columns(table) if any(_has(line, column) for line in lines)
+    )
+    return Block(described, columns, tuple(lines), scale == "full")
+
+
+def _printed(row: Row, scale: str, data: str) -> bool:
+    return scale == "laptop" or row.data == data
+
+
+def _line(
+    table: Table,
+    label: str,
+    overrides: tuple[str, ...],
+    records: Sequence[Record],
+    row: Row | None,
+) -> Line:
+    ours: dict[str, Estimate] = {}
+    for column in _columns(table):
+        values = [value for record in records if (value := _score(record, column)) is not None]
+        if values:
+            ours[column] = estimate(values)
+    rates = {record["settings"]["learning_rate"] for record in records}
+    failed = sum(record["failed"] is not None for record in records)
+    changed = f" [{', '.join(overrides)}]" if overrides else ""
+    broken = f" ({failed} of {len(records)} broke off)" if failed else ""
+    rate = f"{rates.pop():g}" if len(rates) == 1 else ""
+    published = {} if row is None or overrides else _published(table, row)
+    return Line(f"{label}{changed}{broken}", rate, ours, published)
+
+
+def _columns(table: Table) -> tuple[str, ...]:
+    train = any("train" in row.scored for row in table.rows)
+    return (*(f"train {name}" for name in table.metrics if train), *table.metrics)
+
+
+def _score(record: Record, column: str) -> float | None:
+    """In percent; columns are named as in the paper."""
+    split, _, name = column.rpartition(" ")
+    scores: Mapping[str, Any] = record["scores"].get(split or "test") or {}
+    key = name.lower() if name in ("NMI", "AMI") else name.replace("R@", "recall@")
+    value = scores.get(key)
+    return None if value is None else 100.0 * float(value)
+
+
+def _published(table: Table, row: Row) -> dict[str, float]:
+    if table.published is None:
+        return {}
+    printed = published_scores()[table.published]
+    found: dict[str, float] = {}
+    if row.published is not None:
+        found |= printed.get(row.published, {})
+    if row.published_train is not None:
+        train = printed.get(row.published_train, {})
+        found |= {f"train {name}": value for name, value in train.items()}
+    return found
+
+
+def _others(table: Table, data: str | None) -> list[tuple[Key, Line]]:
+    """The published rows of a picture set, or of all."""
+    if table.published is None:
+        return []
+    lines = []
+    for key, scores in published_scores()[table.published].items():
+        backbone, method, dim, pictures = key
+        if data is None or pictures == DATA_NAMES.get(data):
+            size = f", {dim}-d" if dim not in ("", "512") else ""
+            label = f"{backbone} {method}{size}, {pictures}"
+            lines.append((key, Line(label, "", {}, scores)))
+    return lines
+
+
+def _published_blocks(table: Table) -> list[Block]:
+    lines = tuple(line for _, line in _others(table, None))
+    columns = tuple(name for name in table.metrics if any(name in line.published for line in lines))
+    return [Block("published numbers; nothing of ours yet", columns, lines, True)] if lines else []
+
+
+def _has(line: Line, column: str) -> bool:
+    return column in line.ours or column in line.published
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return " and ".join(map(str, numbers))
+
+
+def as_markdown(table: Table, blocks: Sequence[Block]) -> str:
+    """The tables in Markdown.
+
+    Args:
+        table: gives the heading.
+        blocks: of `table_blocks`.
+    """
+    parts = [f"## {table.name}", "", f"{table.title}."]
+    for block in blocks:
+        parts += ["", f"**{block.title[0].upper()}{block.title[1:]}**", "", *_grid(block)]
+        if not block.same_pictures and any(line.published for line in block.lines):
+            parts += [
+                "",
+                "The paper's numbers are for its own pictures, network and length of training: "
+                "compare the order, not the values.",
+            ]
+    if not blocks:
+        parts += ["", "The paper prints no numbers for it, and there are none of ours yet."]
+    return "\n".join(parts) + "\n"
+
+
+def _grid(block: Block) -> list[str]:
+    ours = any(line.ours for line in block.lines)
+    printed = [c for c in block.columns if any(c in line.published for line in block.lines)]
+    heads = ["row", *(["seeds", "rate", *block.columns] if ours else [])]
+    heads += [f"paper {column}" for column in printed]
+    rule = ["---"] + ["---:"] * (len(heads) - 1)
+    lines = ["| " + " | ".join(heads) + " |", "|" + "|".join(rule) + "|"]
+    for line in block.lines:
+        count = max((value.count for value in line.ours.values()), default=0)
+        cells = [line.label]
+        if ours:
+            cells += [str(count or "–"), line.rate or "–"]
+            cells += [str(line.ours.get(column, "–")) for column in block.columns]
+        cells += [f"{line.published[c]:.1f}" if c in line.published else "–" for c in printed]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
