@@ -59,6 +59,7 @@ def verb(
       cbml index runs/emoji emoji --split test --out gallery --json
       cbml index efficientnet_lite0 my-pictures/ --out gallery --store milvus:http://host:19530
     """
+    from cbml.bayes import MatchProbability
     from cbml.cli.embed import open_model
     from cbml.evaluation import evaluate
     from cbml.gallery import Settings, build, list_pictures
@@ -77,7 +78,7 @@ def verb(
         listed,
         out,
         evaluate=evaluate,
-        calibration=calibration.read_bytes() if calibration.is_file() else None,
+        calibration=MatchProbability.load(calibration) if calibration.is_file() else None,
         settings=settings,
     )
     if as_json:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cbml.bayes import MatchProbability
 from cbml.gallery.changes import changes_since
 from cbml.gallery.pictures import Listed
 from cbml.gallery.scoring import Evaluate
@@ -51,7 +52,7 @@ def build(
     folder: Path | str,
     *,
     evaluate: Evaluate | None = None,
-    calibration: bytes | None = None,
+    calibration: MatchProbability | None = None,
     settings: Settings | None = None,
 ) -> Built:
     """Make a gallery of pictures, or bring one up to date: only new or changed files are embedded.
@@ -64,7 +65,7 @@ def build(
         listed: the pictures that should be in it, as `list_pictures` gives them.
         folder: of the gallery; made if missing.
         evaluate: `cbml.evaluate`, to score every labelled picture as a query; None scores nothing.
-        calibration: content of a run's calibration.json, for match probabilities.
+        calibration: of the model, for match probabilities; fitted to these pictures here.
         settings: where the vectors live and the like.
     """
     site = Site(model, Path(folder), settings or Settings())

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import shlex
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +13,8 @@ from numpy.typing import NDArray
 from cbml import __version__
 from cbml.data.decode import PIXEL_LIMIT
 from cbml.errors import BadData
-from cbml.gallery.answers import MOST, Query, Wish
-from cbml.gallery.compare import compared, counterparts
+from cbml.gallery.answers import MOST
+from cbml.gallery.compare import counterparts
 from cbml.gallery.gallery import Gallery
 from cbml.gallery.parameters import Refusal, read_number
 from cbml.gallery.search import DEPTH
@@ -65,7 +64,7 @@ class Endpoints:
     """
 
     def __init__(self, main: Gallery, compare: Gallery | None, *, body_limit: int) -> None:
-        self.main, self.compare_with = main, compare
+        self.main, self.second = main, compare
         self.body_limit = body_limit
         self.cache = ByteCache(CACHE_BYTES)
         self.moves: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
@@ -78,7 +77,7 @@ class Endpoints:
         Args:
             call: the request.
         """
-        gallery, model = self._gallery(call), self._gallery(call).state.model
+        gallery, model = self.gallery(call), self.gallery(call).state.model
         return {
             "name": gallery.name,
             "folder": str(gallery.folder),
@@ -95,7 +94,7 @@ class Endpoints:
             "has_probability": gallery.has_probability,
             "has_map": gallery.state.layout is not None,
             "has_scores": gallery.state.scores is not None,
-            "compare": None if self.compare_with is None else self.compare_with.name,
+            "compare": None if self.second is None else self.second.name,
             "limits": {
                 "k": MOST,
                 "page": PAGE,
@@ -112,7 +111,7 @@ class Endpoints:
         Args:
             call: the request.
         """
-        gallery = self._gallery(call)
+        gallery = self.gallery(call)
         counts = Counter(gallery.codes.tolist())
         return {
             "labels": [
@@ -127,7 +126,7 @@ class Endpoints:
         Args:
             call: the request.
         """
-        gallery = self._gallery(call)
+        gallery = self.gallery(call)
         places = gallery.places(label=call.values["label"], text=call.values["text"])
         listed = [gallery.pictures[place] for place in self._page(call, places)]
         return {
@@ -145,7 +144,7 @@ class Endpoints:
         Args:
             call: the request.
         """
-        gallery, place = self._placed(call)
+        gallery, place = self.placed(call)
         picture = gallery.pictures[place]
         same = [
             other.id
@@ -179,32 +178,13 @@ class Endpoints:
         """
         return self._jpeg(call, IMAGE_SIDE)
 
-    def search_with(self, call: Call) -> dict[str, Any]:
-        """Search with a picture of the gallery.
-
-        Args:
-            call: the request.
-        """
-        gallery, place = self._placed(call)
-        start = time.perf_counter()
-        return self._search(gallery, gallery.picture_query(int(gallery.ids[place])), call, start)
-
-    def search(self, call: Call) -> dict[str, Any]:
-        """Search with the picture in the body.
-
-        Args:
-            call: the request.
-        """
-        gallery, start = self._gallery(call), time.perf_counter()
-        return self._search(gallery, _query(gallery, call.body), call, start)
-
     def scores(self, call: Call) -> dict[str, Any]:
         """The scores of all labelled pictures as queries.
 
         Args:
             call: the request.
         """
-        scores = self._gallery(call).state.scores
+        scores = self.gallery(call).state.scores
         if scores is None:
             raise Refusal(404, "this gallery has no scores: no two pictures share a label")
         return scores.totals
@@ -215,7 +195,7 @@ class Endpoints:
         Args:
             call: the request.
         """
-        gallery, label = self._gallery(call), call.values["label"]
+        gallery, label = self.gallery(call), call.values["label"]
         places = gallery.worst
         if label is not None:
             places = places[np.isin(places, gallery.places(label=label))]
@@ -228,7 +208,7 @@ class Endpoints:
         Args:
             call: the request.
         """
-        gallery = self._gallery(call)
+        gallery = self.gallery(call)
         places = gallery.state.layout
         if places is None:
             raise Refusal(404, "this gallery has no map; run cbml index again")
@@ -240,40 +220,25 @@ class Endpoints:
             "label_names": list(gallery.label_names),
         }
 
-    def compare(self, call: Call) -> dict[str, Any]:
-        """Search both galleries, with a picture of the main one or with that in the body.
+    def gallery(self, call: Call) -> Gallery:
+        """The gallery that is meant.
 
         Args:
             call: the request.
         """
-        start = time.perf_counter()
-        if self.compare_with is None or self.moves is None:
-            raise Refusal(404, "one gallery is served; start with --compare for a second one")
-        galleries = (self.main, self.compare_with)
-        if call.number:
-            _, place = self._placed(call)
-            other = int(self.moves[0][place])
-            if other < 0:
-                raise Refusal(404, f"picture {call.number}: not in the second gallery")
-            queries = (
-                self.main.picture_query(int(self.main.ids[place])),
-                self.compare_with.picture_query(int(self.compare_with.ids[other])),
-            )
-        else:
-            queries = (_query(self.main, call.body), _query(self.compare_with, call.body))
-        main, second = compared(galleries, queries, self.moves, call.values["k"])
-        took = round(1000 * (time.perf_counter() - start), 1)
-        return {"query": main["query"], "main": main, "compare": second, "took_ms": took}
-
-    def _gallery(self, call: Call) -> Gallery:
         if call.values.get("which", "main") == "main":
             return self.main
-        if self.compare_with is None:
+        if self.second is None:
             raise Refusal(400, "which: one gallery is served; start with --compare for a second")
-        return self.compare_with
+        return self.second
 
-    def _placed(self, call: Call) -> tuple[Gallery, int]:
-        gallery, number = self._gallery(call), read_number(call.number)
+    def placed(self, call: Call) -> tuple[Gallery, int]:
+        """The gallery that is meant, and where the picture stands in it.
+
+        Args:
+            call: the request.
+        """
+        gallery, number = self.gallery(call), read_number(call.number)
         try:
             return gallery, gallery.place(number)
         except BadData as error:
@@ -284,16 +249,8 @@ class Endpoints:
         page: list[int] = places[first : first + call.values["limit"]].tolist()
         return page
 
-    def _search(self, gallery: Gallery, query: Query, call: Call, start: float) -> dict[str, Any]:
-        names = ("k", "min_probability", "label", "text", "hide_duplicates")
-        try:
-            answer = gallery.search(query, Wish(**{name: call.values[name] for name in names}))
-        except BadData as error:
-            raise Refusal(400, str(error)) from None
-        return {**answer.as_dict(), "took_ms": round(1000 * (time.perf_counter() - start), 1)}
-
     def _jpeg(self, call: Call, side: int) -> Jpeg:
-        gallery, place = self._placed(call)
+        gallery, place = self.placed(call)
         picture = gallery.pictures[place]
         # By the content, not by the id: two galleries share what they have in common.
         key = (picture.path, picture.sha256, side)
@@ -309,10 +266,3 @@ class Endpoints:
                 ) from None
 
         return Jpeg(tag, content)
-
-
-def _query(gallery: Gallery, body: bytes) -> Query:
-    try:
-        return gallery.query(body)
-    except BadData as error:
-        raise Refusal(422, str(error)) from None

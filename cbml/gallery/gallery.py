@@ -172,16 +172,22 @@ class Gallery:
     @property
     def has_probability(self) -> bool:
         """Whether similarities can be told as probabilities."""
-        return self.probabilities(np.zeros(1, dtype=np.float32)) is not None
+        return self.state.calibration is not None
 
-    def probabilities(self, similarities: NDArray[np.float32]) -> NDArray[np.float64] | None:
-        """How probable it is that query and result belong together; None without a calibration.
+    def probabilities(
+        self, similarities: NDArray[np.float32], ranking: Ranking
+    ) -> NDArray[np.float64] | None:
+        """How probable it is that each result belongs with the query; None without a calibration.
 
         Args:
-            similarities: cosines.
+            similarities: of some results of a query. (K,)
+            ranking: all results of that query, unfiltered: they tell what its similarities mean.
         """
-        del similarities
-        return None
+        calibration = self.state.calibration
+        if calibration is None:
+            return None
+        background = calibration.background(ranking.similarities[: calibration.depth])
+        return calibration.probability(similarities, background=background)
 
     def model(self) -> Embedder:
         """The model, read at its first use."""

@@ -1,5 +1,6 @@
 """What a gallery knows of each picture, and which pictures a folder, table or set holds."""
 
+import csv
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from cbml.data.checks import load, recognise
 from cbml.data.decode import SUFFIXES
 from cbml.data.images import ImageSet, Splits
 from cbml.errors import BadData
+from cbml.files import replaced_file
 
-__all__ = ["SPLITS", "Listed", "Picture", "Split", "list_pictures", "shown"]
+__all__ = ["SPLITS", "Listed", "Picture", "Split", "list_pictures", "shown", "write_bad"]
 
 Split = Literal["all", "train", "test"]
 SPLITS: tuple[Split, ...] = ("all", "train", "test")
@@ -89,6 +91,22 @@ def shown(text: str) -> str:
         text: a path or a label.
     """
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def write_bad(path: Path, bad: tuple[tuple[str, str], ...]) -> None:
+    """Write bad_images.csv.
+
+    Args:
+        path: the file to create or replace.
+        bad: path and reason of each.
+    """
+    with (
+        replaced_file(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        rows = csv.writer(file)
+        rows.writerow(["path", "reason"])
+        rows.writerows(bad)
 
 
 def _in_folder(root: Path) -> list[Listed]:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from cbml.gallery.likeness import Look, look_of
 from cbml.gallery.pictures import Listed
 from cbml.models import Embedder, embed
 
-__all__ = ["Opened", "embedded_chunks", "open_pictures"]
+__all__ = ["Opened", "embedded_chunks", "fingerprint", "open_pictures"]
 
 CHUNK = 256  # pictures
 
@@ -80,6 +81,21 @@ def embedded_chunks(
     while chunk := list(itertools.islice(opened, CHUNK)):
         pictures = [one.framed for one in chunk if not one.reason]
         yield chunk, embed(framed, pictures, progress=False)
+
+
+def fingerprint(model: Embedder) -> str:
+    """Sixteen digits of a hash over all that decides about the vectors: settings and weights.
+
+    Args:
+        model: any embedder.
+    """
+    digest = hashlib.sha256()
+    facts = {key: value for key, value in model.describe().items() if key != "provenance"}
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 class _Framed(nn.Module):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cbml.gallery.answers import MOST
+from cbml.gallery.asking import compare, search, search_with
 from cbml.gallery.endpoints import PAGE, Endpoints
 from cbml.gallery.parameters import Parameter
 from cbml.gallery.thumbnails import THUMBNAIL_SIZES
@@ -38,7 +39,7 @@ class Route:
 
     Args:
         path: with {id} where an id stands.
-        answer: the method of Endpoints.
+        answer: gives it, from the galleries and the call.
         about: one line for the description.
         gives: the schema of what it answers; "jpeg" for pictures.
         parameters: that may be given.
@@ -84,14 +85,14 @@ ROUTES = (
     ),
     Route(
         "/pictures/{id}/search",
-        Endpoints.search_with,
+        search_with,
         "Search with a picture of the gallery.",
         "Answer",
         _SEARCH,
     ),
     Route(
         "/search",
-        Endpoints.search,
+        search,
         "Search with the picture in the body.",
         "Answer",
         _SEARCH,
@@ -108,14 +109,14 @@ ROUTES = (
     Route("/map", Endpoints.map, "Every picture's place on the map, in columns.", "Map"),
     Route(
         "/compare/{id}",
-        Endpoints.compare,
+        compare,
         "Search both galleries with a picture of the main one.",
         "Comparison",
         (_K,),
     ),
     Route(
         "/compare",
-        Endpoints.compare,
+        compare,
         "Search both galleries with the picture in the body.",
         "Comparison",
         (_K,),

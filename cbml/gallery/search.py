@@ -83,22 +83,20 @@ def answered(gallery: "Gallery", query: Query, wish: Wish, ranking: Ranking) -> 
     allowed[gallery.places(label=wish.label, text=wish.text)] = True
     candidates = _passing(gallery, query, ranking, allowed, wish.k)
     if wish.min_probability is not None:
-        probable = gallery.probabilities(candidates.similarities)
+        probable = gallery.probabilities(candidates.similarities, ranking)
         if probable is not None:
             candidates = candidates.chosen(probable >= wish.min_probability)
     candidates = candidates.chosen(slice(wish.k * (SPARE if wish.hide_duplicates else 1)))
     duplicate = repeated(gallery.state.looks[candidates.places], [query.look])
-    shown = np.ones(len(candidates), dtype=np.bool_)
-    if wish.hide_duplicates:
-        shown = ~duplicate & (np.cumsum(~duplicate) <= wish.k)
-    seen = candidates.chosen(slice(np.flatnonzero(shown)[-1] + 1 if shown.any() else 0))
-    results = candidates.chosen(shown)
-    allowed[candidates.places] = False
+    shown = ~duplicate if wish.hide_duplicates else np.ones(len(candidates), dtype=np.bool_)
+    seen = slice(int(np.searchsorted(np.cumsum(shown), wish.k)) + 1)  # up to the k-th that is shown
+    results = candidates.chosen(seen).chosen(shown[seen])
+    allowed[candidates.places[seen]] = False
     return Answer(
         query=gallery.asked(query.place),
-        results=_results(gallery, query, results, duplicate[shown]),
+        results=_results(gallery, query, ranking, results, duplicate[seen][shown[seen]]),
         missed=_missed(gallery, query, ranking, allowed),
-        hidden_duplicates=len(seen) - len(results),
+        hidden_duplicates=len(candidates.places[seen]) - len(results),
         searched=len(gallery) - (query.place is not None),
     )
 
@@ -145,24 +143,28 @@ def _missed(
     missed = _with_deep(gallery, query, inside, _deep(query, ranking, positive))
     missed = missed.chosen(slice(MISSED))
     duplicate = repeated(gallery.state.looks[missed.places], [query.look])
-    return _results(gallery, query, missed, duplicate)
+    return _results(gallery, query, ranking, missed, duplicate)
 
 
 def _results(
-    gallery: "Gallery", query: Query, ranking: Ranking, duplicate: NDArray[np.bool_]
+    gallery: "Gallery",
+    query: Query,
+    ranking: Ranking,
+    chosen: Ranking,
+    duplicate: NDArray[np.bool_],
 ) -> tuple[Result, ...]:
     own = -1 if query.place is None else int(gallery.codes[query.place])
-    probable = gallery.probabilities(ranking.similarities)
+    probable = gallery.probabilities(chosen.similarities, ranking)
     results = []
-    for number, place in enumerate(ranking.places.tolist()):
+    for number, place in enumerate(chosen.places.tolist()):
         picture, code = gallery.pictures[place], int(gallery.codes[place])
         results.append(
             Result(
-                rank=int(ranking.ranks[number]) or None,
+                rank=int(chosen.ranks[number]) or None,
                 id=picture.id,
                 name=picture.name,
                 label=picture.label,
-                similarity=float(ranking.similarities[number]),
+                similarity=float(chosen.similarities[number]),
                 probability=None if probable is None else float(probable[number]),
                 correct=None if min(own, code) < 0 else own == code,
                 duplicate=bool(duplicate[number]),

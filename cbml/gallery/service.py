@@ -165,4 +165,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     _LOG.error("%s %s: %r", request.method, request.url.path, error)
-    return Response(error_body(500, "an error of ours"), 500, media_type="application/json")
+    status, message = 500, "an error of ours"
+    if isinstance(error, ConnectionError):
+        status, message = 503, "the server of the vectors cannot be reached"
+    return Response(error_body(status, message), status, media_type="application/json")

@@ -1,8 +1,6 @@
 """A gallery while it is being built."""
 
 import dataclasses
-import hashlib
-import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -12,18 +10,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cbml.bayes import MatchProbability
 from cbml.errors import BadData
 from cbml.gallery.changes import Changes
 from cbml.gallery.layout import layout
-from cbml.gallery.pictures import Listed, Picture
-from cbml.gallery.reading import Opened, embedded_chunks
+from cbml.gallery.pictures import Listed, Picture, write_bad
+from cbml.gallery.reading import Opened, embedded_chunks, fingerprint
 from cbml.gallery.scoring import Evaluate, scored
 from cbml.gallery.storage import (
     State,
     drop_unnamed,
     is_gallery,
     read_state,
-    write_bad,
     write_state,
 )
 from cbml.index import FolderStore, Store, open_store
@@ -69,10 +67,10 @@ class Site:
 
     def __init__(self, model: Embedder, folder: Path, settings: Settings) -> None:
         self.model, self.folder, self.settings = model, folder, settings
-        fingerprint = _fingerprint(model)
+        made_by = fingerprint(model)
         exists = is_gallery(folder)
         self.state = read_state(folder) if exists else _empty(settings)
-        if exists and self.state.fingerprint != fingerprint and not settings.rebuild:
+        if exists and self.state.fingerprint != made_by and not settings.rebuild:
             raise BadData(
                 f"{folder}: was made with another model; choose another folder, or embed all "
                 "pictures anew with --rebuild"
@@ -86,8 +84,10 @@ class Site:
         self.state = dataclasses.replace(
             self.state,
             source=settings.source or self.state.source,
-            fingerprint=fingerprint,
+            fingerprint=made_by,
             model=model.describe(),
+            # Of another model's similarities nothing is known.
+            calibration=self.state.calibration if self.state.fingerprint == made_by else None,
         )
         self.saved = time.monotonic()
 
@@ -139,7 +139,7 @@ class Site:
             raise
         return len(self.state.pictures) - before
 
-    def finish(self, evaluate: Evaluate | None, calibration: bytes | None) -> None:
+    def finish(self, evaluate: Evaluate | None, calibration: MatchProbability | None) -> None:
         """Scores, map and calibration, and the last commit, where anything is new.
 
         Args:
@@ -159,12 +159,26 @@ class Site:
             vectors = self.store.vectors(_ids(state.pictures))
             scores = scored(vectors, state.pictures, evaluate) if wanted and evaluate else None
             self.state = dataclasses.replace(state, layout=layout(vectors), scores=scores)
-        if calibration is not None and calibration != state.calibration:
-            self.state = dataclasses.replace(self.state, calibration=calibration)
+        self._calibrate(calibration)
         if self.changed or self.state is not state:
             self._commit()
         write_bad(self.folder / BAD_IMAGES, self.state.bad)
         self.store.close()
+
+    def _calibrate(self, calibration: MatchProbability | None) -> None:
+        """Probabilities for these pictures, from the model's; as they were where nothing is new."""
+        state, before = self.state, self.state.calibration
+        calibration = calibration or before
+        if calibration is None or len(state.pictures) < 2:
+            return
+        if before is not None and before.line == calibration.line and not self.changed:
+            return
+        labels = [picture.label for picture in state.pictures]
+        fitted = calibration.for_gallery(
+            self.store.vectors(_ids(state.pictures)),
+            None if None in labels else np.array(labels),
+        )
+        self.state = dataclasses.replace(state, calibration=fitted)
 
     def _opened_store(self) -> Store:
         generation = self.state.generation + self.settings.rebuild  # a new folder is an empty one
@@ -223,17 +237,6 @@ def _empty(settings: Settings) -> State:
         fingerprint="",
         model={},
     )
-
-
-def _fingerprint(model: Embedder) -> str:
-    """Of everything that decides about the vectors: settings and weights."""
-    digest = hashlib.sha256()
-    facts = {key: value for key, value in model.describe().items() if key != "provenance"}
-    digest.update(json.dumps(facts, sort_keys=True).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _picture(number: int, one: Opened) -> Picture:

@@ -12,7 +12,6 @@ A new state is written beside the old one, then the manifest is replaced by one 
 then the old state is deleted. So a kill at any moment leaves the old gallery or the new one.
 """
 
-import csv
 import dataclasses
 import json
 import shutil
@@ -24,8 +23,9 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from cbml.bayes import MatchProbability
 from cbml.errors import BadData, DamagedFile
-from cbml.files import MANIFEST, load_folder, replaced_file, save_folder
+from cbml.files import MANIFEST, load_folder, save_folder
 from cbml.gallery.likeness import LOOK
 from cbml.gallery.pictures import Picture
 
@@ -36,7 +36,6 @@ __all__ = [
     "drop_unnamed",
     "is_gallery",
     "read_state",
-    "write_bad",
     "write_state",
 ]
 
@@ -80,7 +79,7 @@ class State:
         layout: (N, 2) uint16 places on the map, or None.
         scores: None where nothing is labelled, or not yet computed.
         bad: path and reason of each file that could not be read.
-        calibration: content of the run's calibration file, or None.
+        calibration: from similarities to probabilities in this gallery, or None.
     """
 
     uid: str
@@ -95,7 +94,7 @@ class State:
     layout: NDArray[np.uint16] | None = None
     scores: QueryScores | None = None
     bad: tuple[tuple[str, str], ...] = ()
-    calibration: bytes | None = None
+    calibration: MatchProbability | None = None
 
     def model_folder(self, folder: Path) -> Path:
         """Where the model is.
@@ -135,8 +134,7 @@ def write_state(folder: Path, state: State) -> None:
         ARRAYS: lambda path: safetensors.numpy.save_file(_arrays(state), path),
     }
     if state.calibration is not None:
-        calibration = state.calibration
-        parts[CALIBRATION] = lambda path: path.write_bytes(calibration)
+        parts[CALIBRATION] = state.calibration.save
     about = {
         name: getattr(state, name)
         for name in ("uid", "source", "store", "fingerprint", "model", "generation", "next_id")
@@ -179,29 +177,13 @@ def read_state(folder: Path) -> State:
             layout=arrays.get("layout"),
             scores=None if about["scores"] is None else _scores(about["scores"], arrays),
             bad=bad,
-            calibration=parts[CALIBRATION].read_bytes() if CALIBRATION in parts else None,
+            calibration=MatchProbability.load(parts[CALIBRATION]) if CALIBRATION in parts else None,
         )
         _check(state)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DamagedFile(f"{folder}: not a gallery of this program ({reason})") from None
     return state
-
-
-def write_bad(path: Path, bad: tuple[tuple[str, str], ...]) -> None:
-    """Write bad_images.csv.
-
-    Args:
-        path: the file to create or replace.
-        bad: path and reason of each.
-    """
-    with (
-        replaced_file(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-    ):
-        rows = csv.writer(file)
-        rows.writerow(["path", "reason"])
-        rows.writerows(bad)
 
 
 def _pictures_text(state: State) -> str:

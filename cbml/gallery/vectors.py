@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from cbml.errors import BadData, MissingExtra
 from cbml.files import replaced_file
-from cbml.gallery.pictures import Listed, shown
+from cbml.gallery.pictures import Listed, shown, write_bad
 from cbml.gallery.reading import embedded_chunks
-from cbml.gallery.storage import write_bad
 from cbml.models import Embedder
 from cbml.models.progress import Progress
 
