@@ -1,0 +1,219 @@
+"""How long a search takes at 60,000 pictures, asked over HTTP of a real server process.
+
+The gallery is made up: vectors are class centres and noise, the files a few hundred small pictures
+that many entries share. The network is real but untrained: its time does not depend on its weights.
+Prints medians and 95th percentiles in milliseconds of whole requests, next to the bare product of
+one query with all vectors and to one bare forward pass, measured in the same run.
+
+    python benchmarks/serve.py                         60,000 pictures (promised: under 200 ms)
+    python benchmarks/serve.py --quick                 2,000 pictures
+    python benchmarks/serve.py --only-build FOLDER     make the gallery, to look at with cbml serve
+"""
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from cbml import Embedder, Index, embed, evaluate
+from cbml.gallery.layout import layout
+from cbml.gallery.likeness import LOOK
+from cbml.gallery.pictures import Picture
+from cbml.gallery.reading import fingerprint
+from cbml.gallery.scoring import scored
+from cbml.gallery.storage import State, write_state
+
+PROMISED = 0.2
+FILES = 240
+PER_CLASS = 6  # about as many as the pictures of a product in SOP
+BACKBONE = "efficientnet_lite0"
+
+
+def draw(number: int) -> Image.Image:
+    """A picture that can be told from the others."""
+    chance = np.random.default_rng(number)
+    picture = Image.new("RGB", (240, 180), tuple(chance.integers(60, 256, 3).tolist()))
+    pen = ImageDraw.Draw(picture)
+    for _ in range(6):
+        x, y = chance.integers(0, 240), chance.integers(0, 180)
+        size = chance.integers(15, 70)
+        colour = tuple(chance.integers(0, 256, 3).tolist())
+        shape = pen.ellipse if chance.random() < 0.5 else pen.rectangle
+        shape((x - size, y - size, x + size, y + size), fill=colour)
+    return picture
+
+
+def draw_files(folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{number}.jpg" for number in range(FILES)]
+    for number, path in enumerate(paths):
+        draw(number).save(path, quality=88)
+    return [path.absolute() for path in paths]
+
+
+def made_vectors(count: int, dim: int, noise: float) -> NDArray[np.float32]:
+    chance = np.random.default_rng(0)
+    centres = chance.standard_normal((-(-count // PER_CLASS), dim), dtype=np.float32)
+    rows = np.repeat(centres, PER_CLASS, axis=0)[:count]
+    rows += noise * chance.standard_normal(rows.shape, dtype=np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def make_gallery(folder: Path, count: int, dim: int, *, noise: float = 2.2, seed: int = 0) -> None:
+    """A gallery of so many entries, saved as `cbml index` saves it."""
+    files = draw_files(folder / "files")
+    vectors = made_vectors(count, dim, noise + 0.4 * seed)
+    pictures = tuple(
+        Picture(
+            number,
+            str(files[number // PER_CLASS % FILES]),
+            f"product {number // PER_CLASS}/photograph {number % PER_CLASS}.jpg",
+            f"product {number // PER_CLASS}",
+            *(1, 1, f"{number:064x}", 240, 180),
+        )
+        for number in range(count)
+    )
+    model = Embedder(BACKBONE, dim=dim, weights="none", seed=seed).eval()
+    state = State(
+        uid="0" * 32,
+        source="made up",
+        store="faiss",
+        fingerprint=fingerprint(model),
+        model=model.describe(),
+        generation=1,
+        next_id=count,
+        pictures=pictures,
+        looks=np.random.default_rng(1).integers(0, 256, (count, LOOK), dtype=np.uint8),
+        layout=layout(vectors),
+        scores=scored(vectors, pictures, evaluate),
+    )
+    index = Index(dim)
+    index.add(vectors)
+    index.save(state.index_folder(folder))
+    model.save(state.model_folder(folder))
+    write_state(folder, state)
+
+
+def start_server(folder: Path) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "cbml", "serve", str(folder), "--port", "0"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    for line in server.stderr:
+        if "http://" in line:
+            return server, line.split("http://")[1].split()[0].strip("/")
+    raise RuntimeError("the server did not start")
+
+
+def asked(address: str, path: str, body: bytes | None = None) -> bytes:
+    request = urllib.request.Request(f"http://{address}{path}", data=body)
+    if body is not None:
+        request.add_header("Content-Type", "image/jpeg")
+    with urllib.request.urlopen(request) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+def timed(call: Callable[[int], object], repetitions: int) -> tuple[float, float]:
+    """Median and 95th percentile, in seconds."""
+    seconds = []
+    for number in range(repetitions):
+        start = time.perf_counter()
+        call(number)
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds)), float(np.quantile(seconds, 0.95))
+
+
+def report(what: str, times: tuple[float, float], promised: float | None = None) -> bool:
+    goal = "" if promised is None else f"   (promised: under {1000 * promised:.0f})"
+    print(f"  {what:<38} {1000 * times[0]:8.1f}  {1000 * times[1]:8.1f}{goal}", flush=True)
+    return promised is None or times[0] < promised
+
+
+def measure(folder: Path, count: int, dim: int, repetitions: int) -> bool:
+    uploads = []
+    for number in range(repetitions):
+        output = io.BytesIO()
+        draw(1000 + number).save(output, format="JPEG")
+        uploads.append(output.getvalue())
+    vectors = made_vectors(count, dim, 2.2)
+    model = Embedder(BACKBONE, dim=dim, weights="none").eval()
+    pixels = [np.array(draw(number)) for number in range(repetitions)]
+    server, address = start_server(folder)
+    api = "/api/v1"
+    try:
+        print(f"{count:,} pictures × {dim}, {BACKBONE}; milliseconds: median, 95th percentile")
+        report("bare product, one query", timed(lambda n: vectors @ vectors[n], repetitions))
+        report(
+            "bare embedding, one picture",
+            timed(lambda n: embed(model, [pixels[n]], progress=False), repetitions),
+        )
+        kept = [
+            report(
+                "search with a picture of the gallery",
+                timed(lambda n: asked(address, f"{api}/pictures/{n * 7}/search?k=50"), repetitions),
+                PROMISED,
+            ),
+            report(
+                "search with an uploaded picture",
+                timed(lambda n: asked(address, f"{api}/search?k=50", uploads[n]), repetitions),
+                PROMISED,
+            ),
+            report(
+                "the same, of one label",
+                timed(
+                    lambda n: asked(address, f"{api}/search?label=product%20{n}", uploads[n]),
+                    repetitions,
+                ),
+                PROMISED,
+            ),
+        ]
+        report(
+            "a page of 50 thumbnails, new",
+            timed(
+                lambda n: [
+                    asked(address, f"{api}/pictures/{50 * n + i}/thumbnail") for i in range(50)
+                ],
+                4,
+            ),
+        )
+        report("the map", timed(lambda n: json.loads(asked(address, f"{api}/map")), 4))
+    finally:
+        server.terminate()
+        server.wait()
+    return all(kept)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only-build", type=Path, metavar="FOLDER")
+    parser.add_argument("--pictures", type=int)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=0, help="another one is another model")
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    count = options.pictures or (2_000 if options.quick else 60_000)
+    if options.only_build is not None:
+        make_gallery(options.only_build, count, options.dim, seed=options.seed)
+        print(f"cbml serve {options.only_build}")
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "gallery"
+        make_gallery(folder, count, options.dim)
+        kept = measure(folder, count, options.dim, 10 if options.quick else 40)
+    sys.exit(0 if kept else 1)
+
+
+if __name__ == "__main__":
+    main()
