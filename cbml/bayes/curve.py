@@ -8,7 +8,7 @@ from sklearn.isotonic import IsotonicRegression
 
 __all__ = ["MonotoneCurve"]
 
-# Groups of equally many results; each gets one point of the curve.
+# Groups of neighbouring scores; each gets one point of the curve.
 GROUPS = 200
 
 
@@ -41,8 +41,10 @@ class MonotoneCurve:
         )
         order = np.argsort(score, kind="stable")
         score, positive, negative = score[order], positive[order], negative[order]
-        total = np.cumsum(positive + negative)
-        group = np.minimum((total - 1e-9) / total[-1] * GROUPS, GROUPS - 1).astype(np.int64)
+        # Both kinds weigh the same: where positives are rare, they still get half of the points.
+        share = positive / max(positive.sum(), 1.0) + negative / max(negative.sum(), 1.0)
+        place = (np.cumsum(share) - share / 2.0) / share.sum()
+        group = np.clip(place * GROUPS, 0, GROUPS - 1).astype(np.int64)
         sums = [
             np.bincount(group, weights=part, minlength=GROUPS)
             for part in (positive, negative, (positive + negative) * score)
@@ -50,8 +52,8 @@ class MonotoneCurve:
         weight = sums[0] + sums[1]
         used = weight > 0
         places = sums[2][used] / weight[used]
-        share = (sums[0][used] + 0.5) / (weight[used] + 1.0)
-        level = IsotonicRegression().fit(places, share, sample_weight=weight[used]).predict(places)
+        level = (sums[0][used] + 0.5) / (weight[used] + 1.0)
+        level = IsotonicRegression().fit_transform(places, level, sample_weight=weight[used])
         return cls(tuple(places.tolist()), tuple(np.log(level / (1.0 - level)).tolist()))
 
     def __call__(self, scores: ArrayLike) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,12 @@ class MatchProbability:
     """
 
     line: Line
-    curve: MonotoneCurve | None
+    curve: MonotoneCurve | None = field(repr=False)
     crowd: tuple[int, int]
     typical_background: float
     fitted_positives: float
     positives: float
-    check: Reliability
+    check: Reliability = field(repr=False)
 
     @property
     def depth(self) -> int:
@@ -94,26 +94,38 @@ class MatchProbability:
             check=found.check,
         )
 
-    def probability(self, similarities: ArrayLike) -> NDArray[np.float64]:
+    def background(self, similarities: ArrayLike) -> NDArray[np.float64]:
+        """The mean similarity of each query's crowd, (..., 1); a typical one for shorter lists.
+
+        Args:
+            similarities: of one query's results along the last axis, in any order; -inf stands for
+                no result. (..., K)
+        """
+        ordered = -np.sort(-np.asarray(similarities, dtype=np.float64), axis=-1)
+        return backgrounds(ordered, self.crowd, self.typical_background)
+
+    def probability(
+        self, similarities: ArrayLike, *, background: ArrayLike | None = None
+    ) -> NDArray[np.float64]:
         """The probability of each result to be of its query's class.
 
         Args:
-            similarities: of one query's results along the last axis, in any order; at least
-                `depth` of them, or all there are. With fewer, a background as most queries have it
-                is assumed, which is wrong for queries of crowded places. -inf stands for no
-                result. (..., K)
+            similarities: of one query's results along the last axis, in any order; -inf stands for
+                no result. (..., K)
+            background: of the queries, as `background` gives it for their unfiltered results. Taken
+                from the similarities when None: then they must be the nearest results, unfiltered,
+                and at least `depth` of them or all there are. (..., 1)
         """
-        s = np.asarray(similarities, dtype=np.float64)
+        s = np.atleast_1d(np.asarray(similarities, dtype=np.float64))
         if np.isnan(s).any():
             raise ValueError("similarities holds NaN")
-        ordered = -np.sort(-np.atleast_1d(s), axis=-1)
-        background = backgrounds(ordered, self.crowd, self.typical_background)
-        odds = self.line.score(s, background if s.ndim else background[0])
+        around = self.background(s) if background is None else np.asarray(background)
+        odds = self.line.score(s, around)
         if self.curve is not None:
             odds = np.where(np.isfinite(odds), self.curve(odds), odds)
         shift = math.log(self.positives / self.fitted_positives)
         probability: NDArray[np.float64] = expit(odds + shift)
-        return probability
+        return probability.reshape(np.shape(similarities))
 
     def for_gallery(
         self, embeddings: Matrix, labels: Labels | None = None, *, positives: float | None = None

@@ -20,6 +20,7 @@ from cbml.errors import BadData, DamagedFile
 __all__ = ["VERBS", "main"]
 
 VERBS: tuple[str, ...] = (
+    "analyze",
     "data",
     "doctor",
     "embed",

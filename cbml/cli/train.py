@@ -91,6 +91,7 @@ def verb(
                 folder,
                 make_loss=_make_loss,
                 estimate=_estimate,
+                calibrate=_calibrate,
                 evaluate=evaluate,
                 resume=resume is not None or (restarted and (folder / "run.json").exists()),
                 test=test,
@@ -179,6 +180,18 @@ def _estimate(embeddings: Any, labels: Any) -> dict[str, Any]:
     from cbml.bayes import PairStatistics
 
     return PairStatistics.of(embeddings, labels).loss_record()
+
+
+def _calibrate(embeddings: Any, labels: Any) -> dict[str, Any] | None:
+    """How similarities become probabilities; None where there are too few classes to tell."""
+    from cbml.bayes import MatchProbability
+    from cbml.errors import BadData
+
+    try:
+        return MatchProbability.fit(embeddings, labels).as_record()
+    except BadData as error:
+        print(f"no calibration.json: {error}", file=sys.stderr)
+        return None
 
 
 def _print_outcome(folder: Path, fitted: Any, test: Any, as_json: bool) -> None:

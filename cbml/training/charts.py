@@ -1,10 +1,10 @@
-"""Small pictures of numbers as SVG text: lines over steps, and two histograms on one axis."""
+"""Small pictures of numbers as SVG text: lines, two histograms on one axis, said against seen."""
 
 import math
 from collections.abc import Sequence
 from html import escape
 
-__all__ = ["histogram_chart", "line_chart"]
+__all__ = ["histogram_chart", "line_chart", "reliability_chart"]
 
 _WIDTH, _HEIGHT = 420, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 12, 26
@@ -80,6 +80,31 @@ def histogram_chart(
         )
     )
     return _figure(f"{escape(title)} {legend}", _grid(rows, marks) + "".join(shapes))
+
+
+def reliability_chart(
+    title: str, said: Sequence[float], seen: Sequence[float], counts: Sequence[int]
+) -> str:
+    """A figure with the share that was right against the probability that was said.
+
+    Args:
+        title: above it.
+        said: mean probability of each bin.
+        seen: share of right results in it.
+        counts: how many results it holds; the more, the larger its point.
+    """
+    ticks = [0.0, 0.25, 0.5, 0.75, 1.0]
+    ends = f'x1="{_across(0)}" y1="{_up(0)}" x2="{_across(1)}" y2="{_up(1)}"'
+    path = " ".join(f"{_across(x):.1f},{_up(y):.1f}" for x, y in zip(said, seen, strict=True))
+    marks = [f'<line class="grid" {ends}/><polyline class="line" points="{path}"/>']
+    for x, y, count in zip(said, seen, counts, strict=True):
+        size = 3.0 + 6.0 * math.sqrt(count / max(sum(counts), 1))
+        hint = f"<title>said {x:.2f}, right {y:.2f} of {count}</title>"
+        place = f'cx="{_across(x):.1f}" cy="{_up(y):.1f}" r="{size:.1f}"'
+        marks.append(f'<circle class="dot" {place}>{hint}</circle>')
+    rows = [(f"{tick:.0%}" if tick else "0", _up(tick)) for tick in ticks]
+    columns = [(f"{tick:g}", _across(tick)) for tick in ticks]
+    return _figure(escape(title), _grid(rows, columns) + "".join(marks))
 
 
 def _figure(caption: str, content: str) -> str:

@@ -16,7 +16,7 @@ from cbml.training.recipe import Recipe
 from cbml.training.runs import read_record
 from cbml.training.team import Team
 
-__all__ = ["Estimate", "estimate_parameters", "kept_parameters", "with_parameters"]
+__all__ = ["Estimate", "estimate_parameters", "kept_parameters", "sample_places", "with_parameters"]
 
 # Embeddings and labels in; out comes a record with the loss's "options" and what they come from.
 Estimate = Callable[[Rows, NDArray[np.int64]], Mapping[str, Any]]
@@ -31,8 +31,7 @@ def estimate_parameters(
 ) -> dict[str, Any]:
     """The record of an estimate, with the numbers of pictures and classes that it saw.
 
-    At most 4,096 pictures are embedded: up to 32 of a class, of as many classes as fit, drawn by
-    the recipe's seed.
+    At most 4,096 pictures are embedded, drawn by the recipe's seed.
 
     Args:
         recipe: of the run.
@@ -41,7 +40,7 @@ def estimate_parameters(
         estimate: embeddings and labels in, record out.
         team: shares the work; each process gets the same record.
     """
-    shelf = Shelf.of(images.subset(_sample(images.known_labels, recipe.seed)), recipe.crop)
+    shelf = Shelf.of(images.subset(sample_places(images.known_labels, recipe.seed)), recipe.crop)
     labels = shelf.images.known_labels
     found = estimate(shelf.embedded(model, team), labels)
     return {**found, "pictures": len(labels), "classes": len(np.unique(labels))}
@@ -77,8 +76,13 @@ def with_parameters(recipe: Recipe, parameters: Mapping[str, Any]) -> Recipe:
     return dataclasses.replace(recipe, loss_options=options)
 
 
-def _sample(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Places of the pictures to embed, ascending."""
+def sample_places(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """Places of at most 4,096 pictures, ascending: up to 32 of a class, as many classes as fit.
+
+    Args:
+        labels: of all pictures. (N,)
+        seed: of the draw.
+    """
     if len(labels) <= PICTURES:
         return np.arange(len(labels))
     random = np.random.default_rng(seed)

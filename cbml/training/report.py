@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from cbml.files import replaced_file
-from cbml.training.charts import histogram_chart, line_chart
+from cbml.training.charts import histogram_chart, line_chart, reliability_chart
 from cbml.training.runs import read_metrics, read_record
 from cbml.training.style import STYLE
 from cbml.training.tables import alarm_list, score_table, setting_tables
@@ -120,6 +121,7 @@ def write_report(
         _section("Scores", score_table(record, metrics), kind="scores"),
         _curves(metrics),
         _section("Similarities of pairs", "".join(_histogram(one) for one in distributions)),
+        _section("Match probabilities", _reliability(folder / "calibration.json")),
         _queries("Worst queries", worst),
         _queries("Best queries", best),
         _section("Settings", setting_tables(record), kind="settings"),
@@ -148,6 +150,19 @@ def _section(title: str, content: str, kind: str = "figures") -> str:
     if not content:
         return ""
     return f'<section><h2>{escape(title)}</h2><div class="{kind}">{content}</div></section>'
+
+
+def _reliability(path: Path) -> str:
+    """How far the probabilities of calibration.json held; empty where a run has none."""
+    try:
+        check = json.loads(path.read_text(encoding="utf-8"))["check"]
+        title = "Share of right results against the probability said, on held-out classes"
+        chart = reliability_chart(title, check["said"], check["seen"], check["counts"])
+        return f"{chart}<p>Calibration error {check['ece']:.3f}, Brier {check['brier']:.3f}.</p>"
+    except FileNotFoundError:
+        return ""
+    except (ValueError, KeyError, TypeError):
+        return "<p>calibration.json is damaged; write it again with cbml analyze.</p>"
 
 
 def _histogram(one: Distribution) -> str:

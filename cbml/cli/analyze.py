@@ -1,0 +1,200 @@
+"""`cbml analyze`: what the similarities of a model's pictures tell."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cbml.bayes.analysis import SetAnalysis
+    from cbml.data import ImageSet
+    from cbml.models import Embedder
+    from cbml.training import Recipe
+
+    Grid = dict[str, dict[str, SetAnalysis]]
+
+__all__ = ["verb"]
+
+
+def verb(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="DATA", help="Other pictures than those of the run."),
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="Another run, drawn beside it.", metavar="RUN")
+    ] = None,
+    test: Annotated[
+        bool, typer.Option("--test", help="The test pictures too; the run's record counts it.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the figures; RUN/analysis.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Similarities of pairs before and after training, their likelihood ratio, and probabilities.
+
+    Writes analysis.html and its figures, and calibration.json: how similarities of search results
+    become probabilities, learned from the validation classes. Sets of more than 4,096 pictures are
+    sampled.
+
+    \b
+    Examples:
+      cbml analyze runs/emoji
+      cbml analyze runs/with --compare runs/without --json
+    """
+    recipe = _recipe(run, data)
+    models = _models(run, compare, recipe)
+    sets = _sets(recipe, data is not None, test)
+    if test and data is None:
+        from cbml.training import note_test_look, read_record
+
+        note_test_look(run, read_record(run).get("test", {}))
+    folder = out or run / "analysis"
+    grid, reliability = _analyzed(models, sets, run if data is None else None)
+    files = _draw(folder, run.name, grid, reliability)
+    facts = {
+        "run": str(run),
+        "data": recipe.data,
+        "sets": {name: {m: one.as_dict() for m, one in row.items()} for name, row in grid.items()},
+        "reliability": {name: check.as_dict() for name, check in reliability.items()},
+        "files": [str(path) for path in files],
+    }
+    from cbml.files import write_json
+
+    write_json(folder / "analysis.json", facts)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        _print(grid, reliability, files)
+
+
+def _recipe(run: Path, data: str | None) -> "Recipe":
+    import dataclasses
+
+    from cbml.training import read_record, recipe_of
+
+    recipe = recipe_of(read_record(run).get("recipe", {}))
+    return recipe if data is None else dataclasses.replace(recipe, data=data)
+
+
+def _models(run: Path, compare: Path | None, recipe: "Recipe") -> dict[str, "Embedder"]:
+    from cbml.models import Embedder
+    from cbml.training.assembly import build_model
+
+    models = {"before": build_model(recipe), "after": Embedder.load(run / "model")}
+    if compare is not None:
+        name = compare.name if compare.name not in models else str(compare)
+        models[f"after, {name}"] = Embedder.load(compare / "model")
+    return models
+
+
+def _sets(recipe: "Recipe", other: bool, test: bool) -> dict[str, "ImageSet"]:
+    """The pictures to look at: classes that were learned, and classes that were not."""
+    from cbml.training.assembly import load_splits
+    from cbml.training.measured import sample_places
+
+    parts = {name: images for name, images in load_splits(recipe).parts().items() if len(images)}
+    if other:
+        whole, *rest = parts.values()
+        for images in rest:
+            whole = whole.joined(images)
+        chosen = {"pictures": whole}
+    else:
+        hidden = set() if test else {"test", "query", "gallery"}
+        chosen = {name: images for name, images in parts.items() if name not in hidden}
+    return {
+        name: images.subset(sample_places(images.known_labels, recipe.seed))
+        for name, images in chosen.items()
+    }
+
+
+def _analyzed(
+    models: dict[str, "Embedder"], sets: dict[str, "ImageSet"], run: Path | None
+) -> tuple["Grid", dict[str, Any]]:
+    """Analyses by pictures and model, and checks of match probabilities; writes calibration.json.
+
+    Validation pictures come before test pictures, so that the probabilities exist when those are
+    reached.
+    """
+    from cbml.bayes.analysis import analyze_set, check_results
+    from cbml.errors import BadData
+    from cbml.training.assembly import Shelf
+
+    grid: Grid = {}
+    reliability: dict[str, Any] = {}
+    probability = None
+    for name, images in sets.items():
+        for model_name, model in models.items():
+            print(f"embedding {len(images)} {name} pictures, {model_name}", file=sys.stderr)
+            shelf = Shelf.of(images, model.preprocessing.crop)
+            rows, labels = shelf.embedded(model), shelf.images.known_labels
+            grid.setdefault(name, {})[model_name] = analyze_set(rows, labels)
+            if model_name != "after" or run is None:
+                continue
+            if name == "validation":
+                try:
+                    probability = _calibrated(rows, labels, run / "calibration.json")
+                    reliability["validation, halves of classes"] = probability.check
+                except BadData as error:
+                    print(f"no probabilities: {error}", file=sys.stderr)
+            elif probability is not None and name != "train":
+                checks = check_results(probability, rows, labels)
+                reliability |= {f"{name}, first {k}": check for k, check in checks.items()}
+    return grid, reliability
+
+
+def _calibrated(rows: Any, labels: Any, path: Path) -> Any:
+    from cbml.bayes import MatchProbability
+
+    probability = MatchProbability.fit(rows, labels)
+    probability.save(path)
+    return probability
+
+
+def _draw(folder: Path, title: str, grid: "Grid", reliability: dict[str, Any]) -> list[Path]:
+    from cbml.bayes.figures import draw_ratios, draw_reliability, draw_similarities, save_figure
+    from cbml.bayes.page import table_rows, write_page
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {
+        "similarities": (
+            "Similarities of pairs",
+            "How similar the pairs of one class and of two classes are.",
+            draw_similarities(grid),
+        ),
+        "ratios": (
+            "Likelihood ratio",
+            "How many times more often a similarity is seen in pairs of one class, as counted and "
+            "by the exponents of the paper.",
+            draw_ratios(grid),
+        ),
+    }
+    if reliability:
+        figures["reliability"] = (
+            "Match probabilities",
+            "Where search results are said to be right with a probability, how many were; the "
+            "larger a point, the more results.",
+            draw_reliability(reliability),
+        )
+    paths = [folder / "analysis.html"]
+    named = {heading: (words, figure) for heading, words, figure in figures.values()}
+    write_page(paths[0], title, table_rows(grid), named)
+    for name, (_, _, figure) in figures.items():
+        paths += save_figure(figure, folder, name)
+    return paths
+
+
+def _print(grid: "Grid", reliability: dict[str, Any], files: list[Path]) -> None:
+    from cbml.bayes.page import HEADS, table_rows
+
+    lines = [HEADS, *table_rows(grid)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(HEADS))]
+    for line in lines:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
+    for name, check in reliability.items():
+        print(f"probabilities, {name}: ECE {check.ece:.3f}, Brier {check.brier:.3f}")
+    print(f"figures:  {files[0]}")
