@@ -8,6 +8,7 @@ from typing import Any
 __all__ = ["Progress"]
 
 _SECONDS_BETWEEN_LINES = 10.0
+_WIDE = 110
 
 
 class Progress:
@@ -40,7 +41,7 @@ class Progress:
     @property
     def narrow(self) -> bool:
         """Whether a bar is shown for which words must be saved."""
-        return self._bar is not None and self._bar.console.width < 110
+        return self._bar is not None and self._bar.console.width < _WIDE
 
     def show(self, done: int, text: str = "") -> None:
         """Move the bar, or print a line if the last was long ago or nothing is left.
@@ -83,9 +84,10 @@ def _bar(label: str, total: int | None, done: int) -> Any:
     from rich.progress import Progress as RichProgress
 
     console = Console(stderr=True)
+    wide = console.width >= _WIDE
     bar = RichProgress(
-        TextColumn(label),
-        BarColumn(bar_width=24 if console.width >= 110 else 6),
+        *([TextColumn(label)] if wide else []),
+        BarColumn(bar_width=24 if wide else 6),
         MofNCompleteColumn(),
         TextColumn("{task.description}"),
         TimeRemainingColumn(compact=True),

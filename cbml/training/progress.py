@@ -108,9 +108,8 @@ def described(report: StepReport, *, short: bool = False) -> str:
 
     Args:
         report: what an update gave.
-        short: cut the names of the parts to three letters.
+        short: cut the names of the parts to three letters, and their numbers to two places.
     """
-    parts = " ".join(
-        f"{name[:3] if short else name} {value:.3f}" for name, value in report.terms.items()
-    )
-    return f"loss {report.loss:.3f}" + (f" ({parts})" if parts else "")
+    letters, places = (3, 2) if short else (None, 3)
+    parts = " ".join(f"{name[:letters]} {value:.{places}f}" for name, value in report.terms.items())
+    return f"loss {report.loss:.{places}f}" + (f" ({parts})" if parts else "")

@@ -89,16 +89,19 @@ def test_loss_options_reach_the_loss(folder: Path, tmp_path: Path) -> None:
     assert "negative_center=0.75" in read_record(out)["loss"]
 
 
-def test_sigterm_names_the_way_on_and_resume_finishes(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_name_the_way_on_and_resume_finishes(
+    folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     out = tmp_path / "run"
     words = ["train", str(folder), *SMALL, "--set", "validate_every=0", "--out", str(out)]
     words[words.index("--steps") + 1] = "100000"
     child = subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True)
     while child.poll() is None and not (out / "metrics.jsonl").exists():
         time.sleep(0.05)
-    child.send_signal(signal.SIGTERM)
+    child.send_signal(number)
     error = child.communicate(timeout=60)[1]
-    assert child.returncode == 143
+    assert child.returncode == 128 + number
     last = error.strip().splitlines()[-1]
     assert last.endswith(f"go on with:  cbml train --resume {out}")
     steps = max(line["step"] for line in read_metrics(out)) + 2
