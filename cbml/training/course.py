@@ -11,7 +11,7 @@ from cbml.models import Embedder, Execution
 from cbml.training.checkpoints import newest_checkpoint
 from cbml.training.environment import differences, environment
 from cbml.training.gradients import BatchResult
-from cbml.training.guards import Similarities
+from cbml.training.guards import BadNumbers, Similarities
 from cbml.training.interrupts import Interrupted, StopRequest
 from cbml.training.labels import Relabel
 from cbml.training.optimisers import base_rates
@@ -182,7 +182,9 @@ class Course:
         try:
             scores = dict(validate(model))
         except BadData as error:
-            raise BadData(f"validation after step {self.state.step}: {error}") from None
+            # Pictures that were fine before the first update are not to blame after it.
+            kind = BadNumbers if self.state.step else BadData
+            raise kind(f"validation after step {self.state.step}: {error}") from None
         model.train()
         if name not in scores:
             raise BadData(f"choose_by={name!r}: validation gives {', '.join(sorted(scores))}")
