@@ -163,6 +163,7 @@ def _read(folder: Path) -> Checkpoint:
     try:
         state = json.loads(parts["state.json"].read_text(encoding="utf-8"))
         tensors = safetensors.torch.load_file(parts["tensors.safetensors"])
+        checkpoint = Checkpoint(int(about["step"]), tensors, dict(state))
     except Exception as error:  # the sums are right, so somebody meant it: still no traceback
         raise DamagedFile(f"{folder}: {' '.join(str(error).split())[:160]}") from None
-    return Checkpoint(int(about["step"]), tensors, state)
+    return checkpoint

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cbml.errors import BadData
+from cbml.errors import BadData, DamagedFile
 from cbml.models import Embedder, Execution
 from cbml.training.checkpoints import newest_checkpoint
 from cbml.training.environment import differences, environment
@@ -94,7 +94,10 @@ class Course:
             self.listener.say(f"{folder}: no checkpoint yet, starting with the first step")
             self.records.cut_back(-1)
             return False
-        self.state.restore(checkpoint)
+        try:
+            self.state.restore(checkpoint)
+        except KeyError as error:
+            raise DamagedFile(f"{folder}: the checkpoint has no {error}; start anew") from None
         self.team.wait()  # all have read: the first may now write and delete
         self.saved_at = checkpoint.step
         self.records.cut_back(checkpoint.step)

@@ -1,0 +1,126 @@
+"""A checkpoint is old or new, never between; damaged and hostile ones run nothing."""
+
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+
+from cbml.data import ImageSet
+from cbml.errors import DamagedFile
+from cbml.training import Settings
+from cbml.training.checkpoints import newest_checkpoint, write_checkpoint
+from tests.models.test_saved import forge, hostile_files, mutated
+from tests.training.small import pictures, run_small
+
+
+def save(folder: Path, step: int) -> None:
+    tensors = {"model.weight": torch.full((400,), float(step)), "random.torch": torch.arange(3)}
+    write_checkpoint(folder, step, tensors, {"sampler": {"step": step}}, keep=1)
+
+
+def newest(folder: Path) -> int:
+    found = newest_checkpoint(folder, print)
+    assert found is not None
+    assert float(found.tensors["model.weight"][0]) == found.step == found.state["sampler"]["step"]
+    return found.step
+
+
+@pytest.mark.parametrize("call", ["open", "replace", "fsync", "chmod", "unlink", "rmdir"])
+def test_a_fault_at_every_call_leaves_the_old_or_the_new_one(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fail the n-th system call for n = 1, 2, 3 ... until a save meets none."""
+    real, count, nth = getattr(os, call), 0, 0
+
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == nth:
+            raise OSError(errno.EIO, "injected fault")
+        return real(*arguments, **options)
+
+    while count >= nth:
+        nth, count = nth + 1, 0
+        folder = tmp_path / str(nth)
+        save(folder, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, faulty)
+            try:
+                save(folder, 2)
+                done = True
+            except OSError:
+                done = False
+        assert newest(folder) in ((2,) if done else (1, 2))
+        save(folder, 3)
+        assert newest(folder) == 3
+    assert nth > 1, "the call was reached"
+
+
+def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for limit in (1, 40, 500, 1_500):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+            try:
+                with pytest.raises((OSError, safetensors.SafetensorError)):
+                    save(tmp_path, 2)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            assert newest(tmp_path) == 1
+    finally:
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_mutated_checkpoints_are_refused(tmp_path: Path, count: int) -> None:
+    save(tmp_path, 1)
+    chance, done = random.Random(0), 0
+    originals = {path: path.read_bytes() for path in sorted(tmp_path.glob("*/*"))}
+    assert len(originals) == 3
+    while done < count:
+        victim = chance.choice(list(originals))
+        damaged = mutated(originals[victim], chance)
+        if damaged != originals[victim]:
+            victim.write_bytes(damaged)
+            with pytest.raises(DamagedFile, match=r"^[^\n]*step-000000001[^\n]*$"):
+                newest_checkpoint(tmp_path, lambda text: None)
+            victim.write_bytes(originals[victim])
+            done += 1
+    assert newest(tmp_path) == 1
+
+
+def test_hostile_checkpoints_run_nothing(tmp_path: Path) -> None:
+    mark, files = tmp_path / "mark", list(hostile_files(tmp_path / "mark"))
+    assert len(files) >= 50
+    save(tmp_path / "sound", 1)
+    for part in ("tensors.safetensors", "state.json"):
+        for _, content in files:
+            folder = tmp_path / "hostile"
+            shutil.copytree(tmp_path / "sound", folder)
+            forge(folder / "step-000000001", part, content)
+            with pytest.raises(DamagedFile, match=r"^[^\n]*$"):
+                newest_checkpoint(folder, lambda text: None)
+            assert not mark.exists()
+            shutil.rmtree(folder)
+
+
+def test_a_checkpoint_that_lacks_something_is_named(tmp_path: Path) -> None:
+    images: ImageSet = pictures(tmp_path / "pictures")
+    run_small(images, tmp_path / "run", Settings(steps=1))
+    folder = tmp_path / "run" / "checkpoints" / "step-000000001"
+    state = json.loads(next(folder.glob("state-*")).read_text())
+    del state["sampler"]
+    forge(folder, "state.json", json.dumps(state).encode())
+    with pytest.raises(DamagedFile, match="no 'sampler'"):
+        run_small(images, tmp_path / "run", Settings(steps=2), resume=True)
