@@ -91,7 +91,6 @@ def verb(
                 folder,
                 make_loss=_make_loss,
                 estimate=_estimate,
-                calibrate=_calibrate,
                 evaluate=evaluate,
                 resume=resume is not None or (restarted and (folder / "run.json").exists()),
                 test=test,
@@ -161,7 +160,7 @@ def _session(recipe: "Recipe") -> Callable[..., "Outcome"]:
     if recipe.labels == "known":
         from cbml.training import train_run
 
-        return train_run
+        return functools.partial(train_run, calibrate=_calibrate)
     from cbml.evaluation.grouping import agreement
     from cbml.pseudo import train_unlabelled
 

@@ -1,7 +1,7 @@
 """Picture batch -> unit vectors: backbones, weights, the embedder, embedding, saved models."""
 
 from cbml.models.backbones import BACKBONES, Backbone, find_backbone
-from cbml.models.embedder import BATCH_NORMS, Embedder, Features
+from cbml.models.embedder import BATCH_NORMS, Embedder
 from cbml.models.embedding import embed, embed_across
 from cbml.models.execution import Execution
 from cbml.models.export import Exported, export_onnx
@@ -17,7 +17,6 @@ __all__ = [
     "Embedder",
     "Execution",
     "Exported",
-    "Features",
     "Preprocessing",
     "embed",
     "embed_across",

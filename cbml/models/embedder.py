@@ -16,7 +16,7 @@ from cbml.models.preprocessing import Preprocessing
 from cbml.models.saved import read_model, write_model
 from cbml.models.weights import load_weights
 
-__all__ = ["BATCH_NORMS", "Embedder", "Features"]
+__all__ = ["BATCH_NORMS", "Embedder"]
 
 BATCH_NORMS = ("trained", "frozen_statistics", "frozen")
 
@@ -186,27 +186,6 @@ class Embedder(nn.Module):
         model.load_state_dict(tensors)
         model.provenance = facts["provenance"]
         return model.eval()
-
-
-class Features(nn.Module):
-    """An embedder up to its linear layer, for `embed`.
-
-    Args:
-        model: whose features are wanted.
-    """
-
-    def __init__(self, model: Embedder) -> None:
-        super().__init__()
-        self.model = model
-        self.preprocessing = model.preprocessing
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Pooled features, float32, (B, 3, H, W) -> (B, C).
-
-        Args:
-            pictures: float pictures as `preprocessing` describes them.
-        """
-        return self.model.features(pictures)
 
 
 def _compare(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

@@ -53,11 +53,12 @@ class Labelling:
         Args:
             labels: the number of each picture's cluster. (N,)
             clusters: K.
-            rows: unit vectors of the pictures. (N, D)
+            rows: vectors of the pictures, of any length. (N, D)
             previous: the labels before. (N,)
         """
         sizes = np.bincount(labels, minlength=clusters)
-        total = rows.sum(axis=0, dtype=np.float64)
+        lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+        total = (rows / np.maximum(lengths, 1e-12)).sum(axis=0)
         pairs = max(1, len(rows) * (len(rows) - 1))
         return cls(
             labels=labels,

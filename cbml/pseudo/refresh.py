@@ -11,10 +11,10 @@ from torch import nn
 
 from cbml.data import Batches
 from cbml.errors import BadData
-from cbml.models import Embedder, Features
+from cbml.models import Embedder
 from cbml.pseudo.labels import Labelling, label_rows
 from cbml.pseudo.staged import StagedLoss, move_class_vectors
-from cbml.pseudo.whitening import whitened
+from cbml.pseudo.whitening import picture_features, whitened
 from cbml.training import BadNumbers, NewLabels, Team
 from cbml.training.assembly import Shelf
 
@@ -67,7 +67,7 @@ class Refresh:
             return None
         numbers = np.array(self.shelf.numbers)
         previous = batches.images.labels if batches.relabelled else None
-        rows = self._rows(model)
+        rows = self._rows(model)  # unit vectors, or features
         known = None if previous is None else previous[numbers]
         labels = self._clustered(rows, model.dim, known)
         found = Labelling.of(labels, self.clusters, rows, known)
@@ -87,8 +87,9 @@ class Refresh:
         return NewLabels(everyones, facts, text)
 
     def _rows(self, model: Embedder) -> Rows:
-        network = model if self.cluster_by == "embedding" else Features(model)
-        return self.shelf.embedded(network, self.team)
+        if self.cluster_by == "embedding":
+            return self.shelf.embedded(model, self.team)
+        return picture_features(model, self.shelf, self.team)
 
     def _clustered(self, rows: Rows, dim: int, previous: Labels | None) -> Labels:
         """The labels of the first process, in every process."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from cbml.data import Batches, ClassBalancedSampler, ImageSet, Splits, TrainTransform
 from cbml.data.catalogue.layouts import opened, picture_folders
+from cbml.data.catalogue.own import SPLIT_NAMES, unlabelled
 from cbml.data.checks import recognise
 from cbml.errors import BadData
 from cbml.files import replaced_file, write_json
@@ -21,6 +22,7 @@ from cbml.pseudo.labels import cluster_count
 from cbml.pseudo.recipe import batch_sizes
 from cbml.pseudo.refresh import Labels, Refresh, Rows, Study
 from cbml.pseudo.staged import StagedLoss
+from cbml.pseudo.whitening import start_head
 from cbml.training import (
     Listener,
     Outcome,
@@ -44,6 +46,8 @@ from cbml.training.measured import with_parameters
 from cbml.training.views import report_run
 
 __all__ = ["load_pictures", "train_unlabelled"]
+
+_SPLITS = {(name,) for name in SPLIT_NAMES}
 
 MakeLoss = Callable[[Recipe, int], nn.Module]
 Estimate = Callable[[Rows, Labels], Mapping[str, Any]]
@@ -87,6 +91,8 @@ def train_unlabelled(
     clusters = len(shelf.images) if recipe.labels == "each" else 0
     clusters = clusters or cluster_count(len(shelf.images), recipe.clusters)
     model = build_model(recipe)
+    if recipe.head_start == "whitened" and not resume:
+        start_head(model, shelf, team)
     loss = _loss(recipe, clusters, make_loss)
     study = _study(recipe, splits, shelf, evaluate, agreement, team) if recipe.study else None
     batches = _batches(recipe, splits.train, shelf, team)
@@ -130,18 +136,20 @@ def train_unlabelled(
 def load_pictures(recipe: Recipe) -> Splits:
     """The pictures of a recipe without their labels; those to test on stay as they are.
 
-    Of a folder every picture below it is taken, whatever the folders within it mean.
+    Of a folder every picture below it is taken, whatever the folders within it mean, unless they
+    are splits: train, test and the like.
 
     Args:
         recipe: names the set.
     """
     if recognise(recipe.data) == "folder":
         root = opened(recipe.data)
-        paths = tuple(path for _, found in picture_folders(root) for path in found)
-        if not paths:
+        folders = dict(picture_folders(root))
+        if not folders:
             raise BadData(f"{recipe.data}: no pictures to train on")
-        facts = {"set": "folder", "root": str(root), "layout": "all pictures below it"}
-        return Splits(ImageSet(paths), ImageSet(()), record={**facts, "counts": len(paths)})
+        if not {below.relative_to(root).parts[:1] for below in folders} <= _SPLITS:
+            paths = tuple(path for found in folders.values() for path in found)
+            return unlabelled("folder", root, "all pictures below it", paths)
     splits = load_splits(dataclasses.replace(recipe, validation=0.0))
     return dataclasses.replace(splits, train=ImageSet(splits.train.paths))
 

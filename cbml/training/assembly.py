@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from cbml.data import (
     Batches,
@@ -21,7 +22,7 @@ from cbml.data import (
 from cbml.data.cache import cache_folder
 from cbml.data.checks import load
 from cbml.errors import BadData
-from cbml.models import Embedder, Execution, Features, embed, embed_across, find_backbone
+from cbml.models import Embedder, Execution, embed, embed_across, find_backbone
 from cbml.training.recipe import Recipe
 from cbml.training.team import Team
 
@@ -87,14 +88,15 @@ class Shelf:
         kept = images if len(numbers) == len(images) else images.subset(numbers)
         return cls(kept, packed, numbers, bad)
 
-    def embedded(self, model: Embedder | Features, team: Team | None = None) -> Rows:
+    def embedded(self, model: nn.Module, team: Team | None = None) -> Rows:
         """Unit vectors of all readable pictures, (N, D).
 
         Args:
-            model: whose crop is the one that was packed for, or its features.
+            model: an Embedder, or another network with its `preprocessing`, whose crop is the one
+                that was packed for.
             team: shares the work; each process gets all rows.
         """
-        length = model.preprocessing.resize
+        length: int = model.preprocessing.resize  # type: ignore[assignment]
 
         def load(number: int) -> torch.Tensor:
             return self.packed.sized(number, length)

@@ -36,6 +36,8 @@ class Recipe:
         clusters: how many, without labels; None for one for every four pictures.
         refresh_epochs: passes between two clusterings.
         cluster_by: "embedding", or "features", those before the linear layer, whitened.
+        head_start: "random", or "whitened", without labels: the linear layer begins by whitening
+            the features of the pictures.
         batch_range: batch size without labels, "80-200" to draw one for each pass, or one number.
         study: look, without labels, at the labels that there are, to write down how well they are
             found; never to train or to choose.
@@ -65,7 +67,8 @@ class Recipe:
     labels: Literal["known", "none", "each"] = "known"
     clusters: int | None = None
     refresh_epochs: int = 1
-    cluster_by: Literal["embedding", "features"] = "features"
+    cluster_by: Literal["embedding", "features"] = "embedding"
+    head_start: Literal["random", "whitened"] = "random"
     batch_range: str = "80-200"
     study: bool = False
     validation: float = 0.2

@@ -5,12 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
-from sklearn.decomposition import PCA
 
 from cbml.errors import BadData
 from cbml.pseudo import Labelling, cluster_count, label_rows
 from cbml.pseudo.matching import matched
-from cbml.pseudo.whitening import whitened
 from tests.oracles import matching as oracle
 
 CLUSTERS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60)
@@ -90,17 +88,3 @@ def test_the_number_of_clusters_is_given_or_follows_a_rule() -> None:
     for wrong in (1, 1001):
         with pytest.raises(BadData, match=f"clusters={wrong}: between 2 and the 1000"):
             cluster_count(1000, wrong)
-
-
-def test_whitening_agrees_with_scikit_learn() -> None:
-    chance = np.random.default_rng(1)
-    rows = (chance.standard_normal((80, 12)) @ chance.standard_normal((12, 12))).astype(np.float32)
-    ours = whitened(rows, 5)
-    theirs = PCA(5, whiten=True, svd_solver="full").fit_transform(rows.astype(np.float64))
-    theirs /= np.linalg.norm(theirs, axis=1, keepdims=True)
-    np.testing.assert_allclose(ours @ ours.T, theirs @ theirs.T, atol=1e-5)
-    assert whitened(rows, 99).shape == (80, 12)
-    same = np.ones((4, 3), np.float32)
-    assert np.isfinite(whitened(same, 2)).all()
-    odd = np.array([[1, 0], [-1, 0], [0, 0]], np.float32)  # the last has no direction
-    assert np.linalg.norm(whitened(odd, 2), axis=1) == pytest.approx([1, 1, 1])

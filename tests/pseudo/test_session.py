@@ -99,10 +99,14 @@ def test_study_looks_at_labels_and_training_does_not(labelled: Path, tmp_path: P
     assert read_record(tmp_path / "a")["best_step"] is None
 
 
-def test_labels_of_folders_are_not_even_read(labelled: Path) -> None:
+def test_labels_of_folders_are_not_even_read(labelled: Path, tmp_path: Path) -> None:
     splits = load_pictures(unlabelled_recipe(str(labelled)))
     assert splits.train.labels is None
     assert len(splits.train) == 84, "nothing is held out"
+    stated = tmp_path / "stated"
+    for place, folder in enumerate(sorted(labelled.iterdir())):
+        shutil.copytree(folder, stated / ("train", "test")[place % 2] / folder.name)
+    assert len(load_pictures(unlabelled_recipe(str(stated))).train) == 42, "never the test"
     emoji = load_pictures(unlabelled_recipe("emoji"))
     assert emoji.train.labels is None
     assert emoji.test is not None
