@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-$(shell (cat pyproject.toml constraints.txt; pwd) | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench slow format docs
+.PHONY: help install demo test check bench slow format pseudo-evidence docs
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,3 +44,6 @@ docs: $(STAMP)  ## make the documentation in site/
 
 slow: $(STAMP)  ## the long fault and evidence tests
 	$(BIN)/python -m pytest -m slow
+
+pseudo-evidence: $(STAMP)  ## what is learned from emoji without labels, against two rivals (an hour)
+	$(BIN)/python examples/without_labels.py

@@ -1,0 +1,150 @@
+"""What can be learned from emoji without their labels: CBML on clusters against two rivals.
+
+Every method starts from the same weights, sees each picture as often, in batches of the same sizes
+and with the same optimiser, and is scored on emoji whose classes it never saw. "before" is the
+network as it comes, with a random linear layer; "start" the same with a linear layer that whitens,
+from which all methods begin. Each run is a unit: a line in the records once it is done, continued
+from its checkpoint where it was stopped. `make pseudo-evidence` runs them all.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t
+
+from cbml import Embedder, evaluate
+from cbml.bayes import PairStatistics
+from cbml.data import Splits
+from cbml.evaluation.grouping import agreement
+from cbml.losses import build_loss
+from cbml.pseudo import load_pictures, train_unlabelled, unlabelled_recipe
+from cbml.pseudo.whitening import start_head
+from cbml.training import Listener, Recipe, Team, evaluate_split, read_record
+from cbml.training.assembly import Shelf, build_model
+
+METHODS: dict[str, tuple[str, ...]] = {
+    "cbml": (),
+    "cbml, constants from data": ("parameters=from-data",),
+    "cbml, no constraint": ("loss.variance_weight=0.0",),
+    "cbml, with mining": ("loss.mining_margin=0.1",),
+    "nt_xent, each picture a class": ("labels=each", "loss=nt_xent"),
+    "cross-entropy on clusters": ("loss=normalized_softmax",),
+}
+SCORES = ("recall@1", "map_at_r")
+
+
+def recipe_of(data: str, method: str, seed: int, overrides: list[str]) -> Recipe:
+    """The recipe of a unit."""
+    budget = ["crop=64", "epochs=2", f"seed={seed}", *overrides]
+    return unlabelled_recipe(data, [*METHODS[method], *budget])
+
+
+def make_loss(recipe: Recipe, classes: int) -> Any:
+    """The loss of a recipe, as `cbml train` makes it."""
+    options = recipe.loss_options
+    return build_loss(recipe.loss, options, classes=classes, dim=recipe.dim, seed=recipe.seed)
+
+
+def scores_of(model: Embedder, splits: Splits) -> dict[str, float]:
+    """Scores on the test classes."""
+    found = evaluate_split(model.eval(), splits, "test", evaluate)
+    return {name: found[name] for name in SCORES}
+
+
+def untrained(recipe: Recipe) -> dict[str, dict[str, float]]:
+    """Scores with a random linear layer, and with the one that all methods begin with."""
+    splits = load_pictures(recipe)
+    model = build_model(recipe)
+    before = scores_of(model, splits)
+    start_head(model, Shelf.of(splits.train, recipe.crop), Team())
+    return {"before": before, "start": scores_of(model, splits)}
+
+
+def run_unit(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Train, or go on, and score the test classes once."""
+    start = time.monotonic()
+    outcome = train_unlabelled(
+        recipe,
+        folder,
+        make_loss=make_loss,
+        evaluate=evaluate,
+        agreement=agreement,
+        estimate=lambda rows, labels: PairStatistics.of(rows, labels).loss_record(),
+        resume=(folder / "run.json").exists(),
+        test=not recipe.study,
+        listener=Listener(),
+    )
+    record = read_record(folder)
+    scores = record.get("study") if recipe.study else outcome.test
+    return {
+        "scores": {name: scores[name] for name in scores or {} if name.endswith((*SCORES, "nmi"))},
+        "steps": outcome.fitted.steps,
+        "clusters": record["clusters"],
+        "seconds": round(time.monotonic() - start),
+        "environment": record["environment"],
+        "recipe": record["recipe"],
+    }
+
+
+def interval(values: list[float]) -> str:
+    """Mean and 95 % interval of the mean by Student's t."""
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return f"{mean:.1%}"
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean:.1%} ± {100 * float(t.ppf(0.975, len(values) - 1)) * error:.1f}"
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """A row for each method, over its seeds."""
+    rows = ["| method | seeds | Recall@1 | MAP@R |", "|---|---|---|---|"]
+    for method in dict.fromkeys(line["method"] for line in lines):
+        scores = [line["scores"] for line in lines if line["method"] == method]
+        cells = [interval([one[name] for one in scores]) for name in SCORES]
+        rows.append(f"| {method} | {len(scores)} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Do the units that are not yet done, and print the table of all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", nargs="?", default="emoji")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--records", type=Path, default=Path("results/pseudo/emoji.jsonl"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/pseudo"))
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args()
+    options.records.parent.mkdir(parents=True, exist_ok=True)
+    done = options.records.read_text().splitlines() if options.records.exists() else []
+    lines: list[dict[str, Any]] = [json.loads(line) for line in done]
+
+    def note(line: dict[str, Any]) -> None:
+        lines.append(line)
+        with options.records.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(f"seed {line['seed']} {line['method']:<32}", line["scores"], flush=True)
+
+    for seed in range(options.seeds):
+        wanted = [m for m in options.methods if (m, seed) not in _keys(lines)]
+        if wanted and ("before", seed) not in _keys(lines):
+            plain = recipe_of(options.data, "cbml", seed, options.overrides)
+            for name, scores in untrained(plain).items():
+                note({"method": name, "seed": seed, "scores": scores})
+        for method in wanted:
+            recipe = recipe_of(options.data, method, seed, options.overrides)
+            folder = options.runs / f"{method.replace(', ', '-').replace(' ', '_')}-{seed}"
+            note({"method": method, "seed": seed, **run_unit(recipe, folder)})
+    print(table(lines))
+
+
+def _keys(lines: list[dict[str, Any]]) -> set[tuple[str, int]]:
+    return {(line["method"], line["seed"]) for line in lines}
+
+
+if __name__ == "__main__":
+    main()

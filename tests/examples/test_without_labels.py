@@ -1,0 +1,50 @@
+"""The evidence runner runs, notes each unit once and never repeats one."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.examples.test_emoji import SCRIPT
+from tests.training.small import pictures
+
+EXAMPLE = SCRIPT.parent / "without_labels.py"
+SMALL = ["backbone=conv4", "dim=8", "crop=16", "steps=2", "batch_range=12", "clusters=6"]
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    """Two stated splits, so that there is something to test on."""
+    root = tmp_path / "set"
+    for path in pictures(tmp_path / "flat").paths:
+        label = path.name.partition("-")[0]
+        target = root / ("train" if label < "3" else "test") / label / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    return root
+
+
+def test_units_are_done_once(
+    labelled: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import runpy
+
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+    records = tmp_path / "records.jsonl"
+    words = [str(EXAMPLE), str(labelled), "--seeds", "2", "--records", str(records)]
+    words += ["--runs", str(tmp_path / "runs"), "--methods", "cbml", "cross-entropy on clusters"]
+    for setting in SMALL:
+        words += ["--set", setting]
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    methods = ["before", "start", "cbml", "cross-entropy on clusters"]
+    assert [line["method"] for line in lines] == methods * 2
+    assert all(0 <= line["scores"]["recall@1"] <= 1 for line in lines)
+    assert "| cbml | 2 |" in capsys.readouterr().out
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert len(records.read_text().splitlines()) == 8
