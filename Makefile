@@ -21,7 +21,7 @@ $(STAMP):
 install: $(STAMP)  ## create .venv with the pinned versions
 
 demo: $(STAMP)  ## learn from real pictures and search among classes never seen, in minutes
-	$(BIN)/python examples/emoji.py
+	$(BIN)/cbml demo
 
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest

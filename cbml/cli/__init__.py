@@ -22,6 +22,7 @@ __all__ = ["VERBS", "main"]
 VERBS: tuple[str, ...] = (
     "analyze",
     "data",
+    "demo",
     "doctor",
     "embed",
     "evaluate",

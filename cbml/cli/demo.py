@@ -1,0 +1,85 @@
+"""`cbml demo`: what it does, on real pictures, in minutes."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from cbml.models import Embedder
+
+__all__ = ["verb"]
+
+
+def verb(
+    out: Annotated[Path, typer.Option(help="The folder everything goes to.")] = Path("cbml-demo"),
+    steps: Annotated[
+        int | None, typer.Option(help="Updates of the weights.", show_default="120")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    serve: Annotated[bool, typer.Option("--serve", help="Then open the page.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Learn from half of the emoji, search among the other half, and show what changed.
+
+    Minutes on two CPU cores, nothing is downloaded. Ctrl-C is safe: the same command goes on where
+    it stopped, and once all is done it only shows the result.
+
+    \b
+    Examples:
+      cbml demo
+      cbml demo --out /tmp/demo --steps 20 --serve
+    """
+    from cbml.experiments.demo import demonstrate
+    from cbml.training import Interrupted, Shown, recipe_for, with_overrides
+
+    words = [f"seed={seed}"] + ([] if steps is None else [f"steps={steps}"])
+    again = f"cbml demo --out {out}" + (f" --steps {steps}" if steps is not None else "")
+    try:
+        found = demonstrate(
+            out,
+            make_gallery=_make_gallery,
+            recipe=with_overrides(recipe_for("emoji"), words),
+            listener=Shown(),
+        )
+    except Interrupted as stop:
+        print(f"{stop}; go on with:  {again}", file=sys.stderr)
+        raise typer.Exit(stop.exit_code) from None
+    except KeyboardInterrupt:
+        print(f"\nstopped; go on with:  {again}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps(found.as_dict()))
+    else:
+        _print_end(out, found.sentence)
+    if serve:
+        from cbml.cli.serve import verb as serve_gallery
+
+        serve_gallery(out / "gallery", open_page=True)
+
+
+def _make_gallery(model: "Embedder", run: Path, folder: Path) -> None:
+    from cbml.bayes import MatchProbability
+    from cbml.evaluation import evaluate
+    from cbml.gallery import Settings, build, list_pictures
+
+    calibration = run / "calibration.json"
+    build(
+        model,
+        list_pictures("emoji", split="test"),
+        folder,
+        evaluate=evaluate,
+        calibration=MatchProbability.load(calibration) if calibration.is_file() else None,
+        settings=Settings(source="emoji"),
+    )
+
+
+def _print_end(out: Path, sentence: str) -> None:
+    print(sentence)
+    print(f"All of it in one page:  {out / 'report.html'}")
+    print("Try next:")
+    print(f"  cbml serve {out / 'gallery'} --open    # search by clicking")
+    print(f"  cbml search {out / 'gallery'} --id 0    # or from here")
+    print("  cbml train my-pictures/    # a folder of your own, with a subfolder for each class")

@@ -1,0 +1,43 @@
+"""`cbml demo` on the real emoji: interrupted, gone on with, and shown again for nothing."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORDS = [sys.executable, "-m", "cbml", "demo", "--out", "demo", "--steps", "6"]
+
+
+@pytest.mark.slow
+def test_the_demo_goes_on_after_ctrl_c_and_is_shown_again(tmp_path: Path) -> None:
+    with subprocess.Popen(WORDS, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        heard = []
+        for line in child.stderr:
+            heard.append(line)
+            if line.startswith("2 of 4"):
+                child.send_signal(signal.SIGINT)
+        child.wait()
+    assert child.returncode == 130
+    assert heard[-1].endswith("go on with:  cbml demo --out demo --steps 6\n")
+    done = subprocess.run(WORDS, cwd=tmp_path, check=True, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert "5,791 pictures of 844 classes never seen in training" in lines[0]
+    assert lines[1] == "All of it in one page:  demo/report.html"
+    assert [line.split()[:2] for line in lines[3:]] == [
+        ["cbml", "serve"],
+        ["cbml", "search"],
+        ["cbml", "train"],
+    ]
+    search = [sys.executable, "-m", *lines[4].partition("#")[0].split()]
+    assert (
+        "✓" in subprocess.run(search, cwd=tmp_path, check=True, capture_output=True).stdout.decode()
+    )
+    again = subprocess.run(
+        [*WORDS, "--json"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert again.stderr == ""
+    assert json.loads(again.stdout)["reused"]
