@@ -1,0 +1,64 @@
+"""Every example runs as a reader would run it, on tiny pictures."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import cbml
+from cbml import Embedder
+
+EXAMPLES = Path(cbml.__file__).parent.parent / "examples"
+TINY = ["backbone=conv4", "weights=none", "crop=32", "dim=16", "batch_range=16"]
+SETTINGS = [word for key in [*TINY, "steps=4", "clusters=4"] for word in ("--set", key)]
+
+CASES: dict[str, tuple[list[str], str]] = {
+    "own_loop.py": (["--epochs", "2"], r"Recall@1 among colours never seen: [\d.]+% before"),
+    "with_library.py": (["--steps", "3"], r"precision_at_1: [\d.]+% before, [\d.]+% after"),
+    "unlabelled_folder.py": (
+        ["pictures", "--out", "run", *SETTINGS],
+        r"^24 pictures in 4 clusters; the largest:\n +\d+ pictures: \S+\.png",
+    ),
+    "search.py": (
+        ["pictures", "pictures/2/1.png", "--model", "model", "--gallery", "gallery"],
+        r"^24 pictures, 24 of them new\n  1   1\.000  2/1\.png  2\n",
+    ),
+}
+ELSEWHERE = {"emoji.py", "without_labels.py"}  # have tests of their own
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(CASES) | ELSEWHERE
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Six classes of four pictures, and a saved model."""
+    chance = np.random.default_rng(0)
+    for label in range(6):
+        (tmp_path / "pictures" / str(label)).mkdir(parents=True)
+        colour = chance.integers(0, 200, 3)
+        for number in range(4):
+            pixels = (colour + chance.integers(0, 50, (40, 48, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / str(label) / f"{number}.png")
+    Embedder("conv4", dim=16, weights="none").save(tmp_path / "model")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_an_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBML_CACHE", str(folder / "cache"))
+    words, expected = CASES[name]
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(expected, done.stdout, re.MULTILINE), done.stdout
