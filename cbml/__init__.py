@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cbml.data import datasets as datasets
     from cbml.evaluation import Scores as Scores
     from cbml.evaluation import evaluate as evaluate
+    from cbml.gallery import Gallery as Gallery
     from cbml.index import Index as Index
     from cbml.index import Matches as Matches
     from cbml.losses import LOSSES as LOSSES
@@ -36,6 +37,7 @@ _HOME = {
     "ImageSet": "cbml.data",
     "evaluate": "cbml.evaluation",
     "Scores": "cbml.evaluation",
+    "Gallery": "cbml.gallery",
     "Index": "cbml.index",
     "Matches": "cbml.index",
     "CBMLLoss": "cbml.losses",
