@@ -109,12 +109,13 @@ def write_report(
 
     Args:
         folder: of the run.
-        distributions: of similarities, each a figure.
+        distributions: of similarities, each a figure; the queries are of the last.
         worst: queries that found the wrong pictures first.
         best: queries that found the right ones.
     """
     record, metrics = read_record(folder), read_metrics(folder)
     name = escape(folder.name)
+    among = f" among {distributions[-1].title}" if distributions else ""
     body = [
         f"<h1>{name}</h1><p>{escape(_subtitle(record))}</p>",
         _section("Alarms", alarm_list(metrics), kind="alarms"),
@@ -122,8 +123,8 @@ def write_report(
         _curves(metrics),
         _section("Similarities of pairs", "".join(_histogram(one) for one in distributions)),
         _section("Match probabilities", _reliability(folder / "calibration.json")),
-        _queries("Worst queries", worst),
-        _queries("Best queries", best),
+        _queries(f"Worst queries{among}", worst),
+        _queries(f"Best queries{among}", best),
         _section("Settings", setting_tables(record), kind="settings"),
     ]
     page = (

@@ -20,9 +20,9 @@ def score_table(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]])
     """
     validations = {line["step"]: line["validation"] for line in metrics if "validation" in line}
     columns = {
-        "held-out classes, before": validations.get(0, {}),
-        "after": validations.get(record.get("best_step"), {}),
-        "test classes, after": record.get("test", {}),
+        "held-out, before": validations.get(0, {}),
+        "held-out, after": validations.get(record.get("best_step"), {}),
+        "test, after": record.get("test", {}),
     }
     columns = {head: part for head, part in columns.items() if part}
     if not columns:

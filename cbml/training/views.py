@@ -40,10 +40,10 @@ def report_run(folder: Path, model: Embedder, splits: Splits) -> None:
     distributions: list[Distribution] = []
     worst: list[Retrieval] = []
     best: list[Retrieval] = []
-    titles = [("training classes", splits.train), ("unseen: held-out classes", splits.validation)]
+    titles = [("training classes", splits.train), ("unseen, held-out classes", splits.validation)]
     test = splits.query if splits.test is None else splits.test
     if test is not None and read_record(folder).get("test_looks"):
-        titles.append(("unseen: test classes", test))
+        titles.append(("unseen, test classes", test))
     for title, images in titles:
         if len(images) < 2:
             continue

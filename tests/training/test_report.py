@@ -1,0 +1,88 @@
+"""report.html says what the records say, shows unseen classes, and is text whatever the labels."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cbml.data import ImageSet, Splits
+from cbml.files import write_json
+from cbml.models import Embedder, find_backbone
+from cbml.training import Run
+from cbml.training.report import Retrieval, distribution, write_report
+from cbml.training.runs import Records
+from cbml.training.views import report_run
+from tests.training.small import pictures
+
+NASTY = '<script>alert("1")</script>'
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of three steps, as its records tell it."""
+    records = Records(Run(tmp_path / "a run"), writes=True)
+    records.note({"best_step": 3, "steps_done": 3, "recipe": {"data": NASTY}, "test_looks": 0})
+    records.add({"step": 0, "validation": {"recall@1": 0.25, "map_at_r": 0.125, "recall@10": 0.5}})
+    for step in (1, 2, 3):
+        terms = {"positive": 1.5, "negative": 0.25, "variance": 0.0625}
+        records.add({"step": step, "loss": 2.0 / step, **terms})
+    records.add({"step": 3, "validation": {"recall@1": 0.75, "map_at_r": 0.5, "recall@10": 1.0}})
+    return tmp_path / "a run"
+
+
+def test_scores_curves_and_queries(run: Path) -> None:
+    rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]], dtype=np.float32)
+    shown = distribution("unseen ones", rows, np.array([0, 0, 1]))
+    assert shown.means == pytest.approx((1.0, 0.6))
+    assert sum(shown.positive) == pytest.approx(1.0)
+    found = [("data:1", 0.9, "swan", True), ("data:2", 0.8, NASTY, False)]
+    write_report(run, [shown], [Retrieval("data:q", "swan", found)], [])
+    page = (run / "report.html").read_text()
+    cells = re.findall(r"<tr><th>([^<]+)</th><td>([^<]+)</td><td>([^<]+)</td></tr>", page)
+    assert cells == [
+        ("Recall@1", "25.0", "75.0"),
+        ("Recall@10", "50.0", "100.0"),
+        ("MAP@R", "12.5", "50.0"),
+    ]
+    for title in ("L, the loss", "L_P, positive", "L_N, negative", "L_2, variance"):
+        assert title in page
+    assert len(re.findall(r'class="tile right"', page)) == 1
+    assert len(re.findall(r'class="tile wrong"', page)) == 1
+    assert "same class, mean 1.00" in page
+    assert "Worst queries among unseen ones" in page
+    assert "<script" not in page
+    assert "Alarms" not in page
+    assert "Looks at the test classes so far: 0" in page
+
+
+def test_alarms_are_shown(run: Path) -> None:
+    records = Records(Run(run, resume=True), writes=True)
+    records.add({"step": 2, "skipped": f"step 2: the loss is nan; the batch: {NASTY}"})
+    records.add({"step": 3, "collapse": "collapse at step 3: all similarities are above 0.99"})
+    write_report(run, [], [], [])
+    page = (run / "report.html").read_text()
+    assert "the loss is nan" in page
+    assert "collapse at step 3" in page
+    assert "<script" not in page
+
+
+def test_the_test_classes_are_shown_only_when_they_were_looked_at(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+    images: ImageSet = pictures(tmp_path / "pictures")
+    train, held, test = (images.of_classes(np.array(pair)) for pair in ([0, 1], [2, 3], [4, 5]))
+    splits = Splits(train=train, validation=held, test=test)
+    preprocessing = find_backbone("conv4").preprocessing.with_crop(16)
+    model = Embedder("conv4", dim=8, preprocessing=preprocessing)
+    titles = ["training classes", "unseen, held-out classes"]
+    for looks in (0, 1):
+        record = {"best_step": 3, "test_looks": looks}
+        write_json(run / "run.json", record)
+        report_run(run, model, splits)
+        page = (run / "report.html").read_text()
+        expected = titles + ["unseen, test classes"] * looks
+        assert re.findall(r"<figcaption>((?:training|unseen)[^<]*?) <span", page) == expected
+        assert f"Worst queries among {expected[-1]}" in page
+        assert page.count('class="tile query"') == 4, "one of each class, best and worst"
