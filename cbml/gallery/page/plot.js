@@ -197,8 +197,9 @@ const hex = (color) => `rgb(${color & 255} ${(color >> 8) & 255} ${(color >> 16)
 
 function discRows(radius) {
   const reach = Math.max(1, Math.round(radius));
+  const whole = reach === 1 ? Math.floor : Math.round; // the smallest dot is a cross, not a square
   return Array.from({ length: 2 * reach + 1 }, (_, row) =>
-    Math.round(Math.sqrt(Math.max(0, radius * radius - (row - reach) ** 2))));
+    whole(Math.sqrt(Math.max(0, radius * radius - (row - reach) ** 2))));
 }
 
 function encloses(outline, x, y) {
@@ -214,15 +215,16 @@ function encloses(outline, x, y) {
 /** A color for each group: hues far apart for neighbours in the alphabet, grey for none (-1). */
 export function groupColors(groups, dark) {
   const colors = new Uint32Array(groups.length);
+  const strength = new Set(groups).size > 40 ? 0.42 : 0.62; // many groups in full colour are noise
   groups.forEach((group, i) => {
     if (group < 0) colors[i] = dark ? 0xff8f8d87 : 0xff7d7b74;
-    else colors[i] = fromHue((group * 137.508) % 360, dark ? [0.6, 0.68, 0.76][group % 3] : [0.42, 0.5, 0.36][group % 3]);
+    else colors[i] = fromHue((group * 137.508) % 360, (dark ? [0.6, 0.68, 0.76] : [0.42, 0.5, 0.36])[group % 3], strength);
   });
   return colors;
 }
 
-function fromHue(hue, lightness) {
-  const chroma = 0.62 * Math.min(lightness, 1 - lightness);
+function fromHue(hue, lightness, strength) {
+  const chroma = strength * Math.min(lightness, 1 - lightness);
   const channel = (n) => {
     const k = (n + hue / 30) % 12;
     return Math.round(255 * (lightness - chroma * Math.max(-1, Math.min(k - 3, 9 - k, 1))));
