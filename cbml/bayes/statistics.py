@@ -133,19 +133,32 @@ class PairStatistics:
     def loss_options(self, exponent: Exponent = "linear") -> dict[str, Any]:
         """The constants of the loss that follow from the data, as options of `build_loss`.
 
+            λ = 1 / (2 σ_N²)
+
+        makes λ L_2 the negative log-likelihood of the negatives under a Gaussian about ξ_i with
+        the spread they have now. δ is derived for means over all pairs, so nothing is mined.
+
         Args:
             exponent: of Φ, "linear" or "quadratic" in the similarity.
         """
         ratio = self.ratio(exponent)
         numbers = {f"ratio.{name}": value for name, value in dataclasses.asdict(ratio).items()}
         kind = {} if exponent == "linear" else {"ratio": "quadratic"}
-        return {**kind, **numbers, "delta": "derived", "variance_weight": 5.0, "target_mix": 0.2}
+        return {
+            **kind,
+            **numbers,
+            "delta": "derived",
+            "mining_margin": None,
+            "variance_weight": 0.5 / self.negative_std**2,
+            "target_mix": 0.2,
+        }
 
     def suggest_loss(self, exponent: Exponent = "linear") -> CBMLLoss:
         """The loss whose every constant follows from the data.
 
         Φ is that of the two Gaussians, δ that of the derivation, |N_i|/|P_i|² and |P_i|/|N_i|² of
-        each batch, and the variance constraint is a mean over the negatives with γ = 0.2.
+        each batch, λ that of `loss_options`, and the variance constraint is a mean over the
+        negatives with the paper's γ = 0.2.
 
         Args:
             exponent: of Φ, "linear" or "quadratic" in the similarity.

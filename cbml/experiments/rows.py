@@ -113,6 +113,7 @@ def cbml_changes(
     if choice == "authors":
         return ("loss=cbml_authors", f"loss.dataset={'sop' if products else 'cub'}", *common)
     ratio = f"loss.ratio={'products' if products else 'fine_grained'}"
-    if choice == "from-data":
-        return ("loss=cbml", "parameters=from-data", *common)
+    if choice == "from-data":  # λ too follows from the data
+        estimated = [change for change in common if "variance_weight" not in change or not weight]
+        return ("loss=cbml", "parameters=from-data", *estimated)
     return ("loss=cbml", ratio, *common)
