@@ -35,13 +35,14 @@ def verb(
     from cbml.experiments.demo import demonstrate
     from cbml.training import Interrupted, Shown, recipe_for, with_overrides
 
-    words = [f"seed={seed}"] + ([] if steps is None else [f"steps={steps}"])
-    again = f"cbml demo --out {out}" + (f" --steps {steps}" if steps is not None else "")
+    chosen = {"steps": steps, "seed": seed or None}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    again = " ".join(["cbml demo --out", str(out), *(f"--{key} {given[key]}" for key in given)])
     try:
         found = demonstrate(
             out,
             make_gallery=_make_gallery,
-            recipe=with_overrides(recipe_for("emoji"), words),
+            recipe=with_overrides(recipe_for("emoji"), [f"{key}={given[key]}" for key in given]),
             listener=Shown(),
         )
     except Interrupted as stop:
