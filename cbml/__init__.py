@@ -8,6 +8,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cbml.bayes import MatchProbability as MatchProbability
+    from cbml.bayes import PairHistogram as PairHistogram
+    from cbml.bayes import PairStatistics as PairStatistics
     from cbml.data import ClassBalancedSampler as ClassBalancedSampler
     from cbml.data import ImageSet as ImageSet
     from cbml.data import datasets as datasets
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from cbml.training import fit as fit
 
 _HOME = {
+    "MatchProbability": "cbml.bayes",
+    "PairHistogram": "cbml.bayes",
+    "PairStatistics": "cbml.bayes",
     "ClassBalancedSampler": "cbml.data",
     "datasets": "cbml.data",
     "ImageSet": "cbml.data",

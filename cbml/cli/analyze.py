@@ -48,9 +48,9 @@ def verb(
     models = _models(run, compare, recipe)
     sets = _sets(recipe, data is not None, test)
     if test and data is None:
-        from cbml.training import note_test_look, read_record
+        from cbml.training import note_test_look
 
-        note_test_look(run, read_record(run).get("test", {}))
+        note_test_look(run)
     folder = out or run / "analysis"
     grid, reliability = _analyzed(models, sets, run if data is None else None)
     files = _draw(folder, run.name, grid, reliability)
