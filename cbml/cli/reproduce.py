@@ -3,19 +3,19 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from cbml.experiments import Plan, Unit
+    from cbml.experiments import Plan, Sources, Unit
 
 __all__ = ["verb"]
 
 
 def verb(
     table: Annotated[
-        str | None, typer.Argument(metavar="TABLE", help="A name that --list shows.")
+        str | None, typer.Argument(metavar="TABLE", help="A table or figure that --list shows.")
     ] = None,
     listed: Annotated[
         bool, typer.Option("--list", help="Show tables and rows, what they need and cost.")
@@ -46,6 +46,11 @@ def verb(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, or key=value,value to sweep.")
     ] = None,
+    searched: Annotated[
+        list[str] | None,
+        typer.Option("--search", help="key=low:high: let Optuna look on validation classes."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Runs of a search.", min=1)] = 20,
     out: Annotated[Path, typer.Option(help="Folder of runs and records.")] = Path("reproduction"),
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
@@ -62,35 +67,54 @@ def verb(
       cbml reproduce loss-ablation --data emoji --seeds 3
       cbml reproduce loss-ablation --data cub --root ~/CUB_200_2011 --only 'CBML*' --seeds 1
       cbml reproduce loss-ablation --only 'CBML +MVC' --set variance_weight=0.0,0.1,1,2
+      cbml reproduce loss-ablation --only MS --search learning_rate=1e-5:1e-3 --count 20
+      cbml reproduce figure-gap --seeds 1
     """
     if listed:
         _list(table, scale, as_json)
         return
     if table is None:
         raise typer.BadParameter("name a TABLE, or --list them")
-    from cbml.experiments import Plan
+    from cbml.experiments import Plan, Sources
+    from cbml.experiments.figures import draw_figure, find_figure
     from cbml.experiments.tables import find_table
 
+    figure = find_figure(table) if table.startswith("figure") else None
     plan = Plan(
-        table=find_table(table),
+        table=find_table(table) if figure is None else figure.table,
         scale=scale,
         data=data or ("emoji" if scale == "laptop" else None),
         protocol=protocol,
         only=tuple(only or ()),
         sweeps=tuple(overrides or ()),
     )
-    units = _units(plan, out, seeds, trials)
-    _run(units, out, root, weights, as_json)
+    if searched:
+        _search(plan, searched, count, out, Sources(root, weights), as_json)
+        return
+    units, sources = _units(plan, out, seeds, trials), Sources(root, weights)
+    facts = _run(units, out, sources)
+    if figure is not None and not facts["elsewhere"] and not trials:
+        facts["figure"] = str(draw_figure(figure, units, out, sources))
+    if as_json:
+        print(json.dumps(facts))
+        return
+    print(", ".join(f"{facts[word]} {word}" for word in ("finished", "done", "failed")))
+    if facts["elsewhere"]:
+        print(f"{facts['elsewhere']} more are being done by others: ask again when they are ready")
+    if "figure" in facts:
+        print(facts["figure"])
 
 
 def _list(table: str | None, scale: Literal["laptop", "full"], as_json: bool) -> None:
     from cbml.experiments import Plan
     from cbml.experiments.costs import row_cost
+    from cbml.experiments.figures import FIGURES
     from cbml.experiments.plans import table_rows
     from cbml.experiments.tables import TABLES, find_table
 
     answer = []
-    for entry in TABLES.values() if table is None else (find_table(table),):
+    known = TABLES | {name: figure.table for name, figure in FIGURES.items()}
+    for entry in known.values() if table is None else (known.get(table) or find_table(table),):
         rows = table_rows(
             Plan(table=entry, scale=scale, data="emoji" if scale == "laptop" else None)
         )
@@ -105,6 +129,31 @@ def _list(table: str | None, scale: Literal["laptop", "full"], as_json: bool) ->
         print(json.dumps(answer, ensure_ascii=False))
 
 
+def _search(
+    plan: "Plan", ranges: list[str], count: int, out: Path, sources: "Sources", as_json: bool
+) -> None:
+    from cbml.experiments.search import search_row
+    from cbml.training import Interrupted, Shown
+
+    try:
+        found = search_row(plan, ranges, count=count, out=out, sources=sources, listener=Shown())
+    except Interrupted as stop:
+        print(f"{stop}; the same command goes on from there", file=sys.stderr)
+        raise typer.Exit(stop.exit_code) from None
+    lines = [
+        {
+            "overrides": record["overrides"],
+            "validation": (record["scores"].get("validation") or {}).get("recall@1"),
+        }
+        for record in found
+    ]
+    if as_json:
+        print(json.dumps(lines))
+        return
+    for line in lines[:10]:
+        print(f"{line['validation']}  {' '.join(line['overrides'])}")
+
+
 def _units(plan: "Plan", out: Path, seeds: int, trials: bool) -> "list[Unit]":
     from cbml.experiments import plan_trials, plan_units, read_records
 
@@ -117,24 +166,15 @@ def _units(plan: "Plan", out: Path, seeds: int, trials: bool) -> "list[Unit]":
     return plan_units(plan, range(seeds), [r for path in tried for r in read_records(path)])
 
 
-def _run(
-    units: "list[Unit]", out: Path, root: str | None, weights: str | None, as_json: bool
-) -> None:
+def _run(units: "list[Unit]", out: Path, sources: "Sources") -> dict[str, Any]:
     import dataclasses
 
-    from cbml.experiments import Sources, run_units
+    from cbml.experiments import run_units
     from cbml.training import Interrupted, Shown
 
-    listener = Shown()
     try:
-        progress = run_units(units, out, sources=Sources(root, weights), listener=listener)
+        progress = run_units(units, out, sources=sources, listener=Shown())
     except Interrupted as stop:
         print(f"{stop}; the same command goes on from there", file=sys.stderr)
         raise typer.Exit(stop.exit_code) from None
-    facts = dataclasses.asdict(progress) | {"out": str(out)}
-    if as_json:
-        print(json.dumps(facts))
-        return
-    print(", ".join(f"{count} {word}" for word, count in facts.items() if isinstance(count, int)))
-    if progress.elsewhere:
-        print("others work on the rest; the same command tells when they are done")
+    return dataclasses.asdict(progress) | {"out": str(out)}

@@ -15,11 +15,21 @@ from cbml.experiments.units import Protocol, Scale, Unit
 from cbml.losses import LOSSES
 from cbml.training import Recipe, Settings, with_overrides
 
-__all__ = ["RATES", "Plan", "chosen_rates", "plan_trials", "plan_units", "row_recipe", "table_rows"]
+__all__ = [
+    "RATES",
+    "TRIAL_SEED",
+    "Plan",
+    "chosen_rates",
+    "plan_trials",
+    "plan_units",
+    "row_recipe",
+    "table_rows",
+]
 
 # Every method gets the same rates to choose from, so that none is tuned more than another.
-RATES = (3e-5, 1e-4, 3e-4, 1e-3)
+RATES = (1e-4, 2e-4, 4e-4, 8e-4)
 TRIAL_SEED = 0
+_TRIAL = "trial"
 # A row and what was changed in it beside the learning rate.
 Tried = tuple[str, tuple[str, ...]]
 _CONSTRAINT = ("variance_weight", "target_mix", "variance_reduction")
@@ -145,7 +155,7 @@ def plan_trials(plan: Plan) -> list[Unit]:
                     scale=plan.scale,
                     scored=("validation",),
                     overrides=tried,
-                    rate_from="trial",
+                    rate_from=_TRIAL,
                 )
             )
     return units
@@ -159,7 +169,7 @@ def chosen_rates(trials: Iterable[Record]) -> dict[Tried, float]:
     """
     tried: dict[Tried, dict[float, float]] = {}
     for record in trials:
-        if record["trial"]:
+        if record["rate_from"] == _TRIAL:
             *others, rate = record["overrides"]
             score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
             place = tried.setdefault((record["row"], tuple(others)), {})

@@ -73,7 +73,7 @@ def _block(table: Table, place: tuple[str, str, str], records: Sequence[Record])
     places = sorted(groups, key=lambda name: (order.get(name[0], len(order)), name))
     lines = [_line(table, *name, groups[name], rows.get(name[0])) for name in places]
     if scale == "full":
-        ours = {row.published for row in rows.values()}
+        ours = {rows[label].published for label, _ in groups if label in rows}
         lines += [line for key, line in _others(table, data) if key not in ours]
     optimistic = ": chosen on the test, optimistic" if protocol == "paper" else ""
     steps = sorted({int(record["settings"]["steps"] or 0) for record in records})
@@ -172,7 +172,7 @@ def as_markdown(table: Table, blocks: Sequence[Block]) -> str:
         table: gives the heading.
         blocks: of `table_blocks`.
     """
-    parts = [f"## {table.name}", "", f"{table.title}."]
+    parts = [f"### {table.name}", "", f"{table.title}."]
     for block in blocks:
         parts += ["", f"**{block.title[0].upper()}{block.title[1:]}**", "", *_grid(block)]
         if not block.same_pictures and any(line.published for line in block.lines):
