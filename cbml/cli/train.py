@@ -146,6 +146,8 @@ def _planned(
         else:
             recipe = with_overrides(recipe_for(str(data)), words)
         _make_loss(recipe, 2)
+        if recipe.labels != "none" and recipe.clusters is not None:
+            raise ValueError("--clusters: only with --labels none")
         if recipe.parameters == "from-data" and recipe.loss != "cbml":
             raise ValueError("--parameters from-data: only the loss cbml has such constants")
     except (BadData, TypeError, ValueError) as error:

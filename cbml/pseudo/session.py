@@ -29,10 +29,10 @@ from cbml.training import (
     Recipe,
     Run,
     Team,
-    evaluate_split,
     fit,
     note_test_look,
     read_record,
+    score_split,
 )
 from cbml.training.assembly import (
     Evaluate,
@@ -91,7 +91,8 @@ def train_unlabelled(
     clusters = len(shelf.images) if recipe.labels == "each" else 0
     clusters = clusters or cluster_count(len(shelf.images), recipe.clusters)
     model = build_model(recipe)
-    if recipe.head_start == "whitened" and not resume:
+    restored = resume and any((folder / "checkpoints").glob("step-*/manifest.json"))
+    if recipe.head_start == "whitened" and not restored:
         start_head(model, shelf, team)
     loss = _loss(recipe, clusters, make_loss)
     study = _study(recipe, splits, shelf, evaluate, agreement, team) if recipe.study else None
@@ -121,16 +122,18 @@ def train_unlabelled(
         listener=listener,
     )
     model.eval()
-    scores = evaluate_split(model, splits, "test", evaluate, team) if test else None
+    seen = score_split(model, splits, "test", evaluate, team) if test else None
     found = None if study is None else study(model, batches.images.known_labels[[*shelf.numbers]])
     if team.leads:
-        _write_records(folder, batches, scores, found)
+        if seen is not None:
+            note_test_look(folder, seen)
+        _write_records(folder, batches, found)
         if recipe.labels == "none":
             held = splits.validation if recipe.study else ImageSet(())
             report_run(
                 folder, model, dataclasses.replace(splits, train=batches.images, validation=held)
             )
-    return Outcome(fitted, model, splits, scores)
+    return Outcome(fitted, model, splits, None if seen is None else flat_scores(seen))
 
 
 def load_pictures(recipe: Recipe) -> Splits:
@@ -215,7 +218,6 @@ def _study(
 def _write_records(
     folder: Path,
     batches: Batches,
-    test: Mapping[str, float] | None,
     study: Mapping[str, float] | None,
 ) -> None:
     images = batches.images
@@ -226,7 +228,5 @@ def _write_records(
         rows = csv.writer(file)
         rows.writerow(["path", "cluster"])
         rows.writerows(zip(map(str, images.paths), images.known_labels.tolist(), strict=True))
-    if test is not None:
-        note_test_look(folder, test)
     if study is not None:
         write_json(folder / "run.json", {**read_record(folder), "study": dict(study)})

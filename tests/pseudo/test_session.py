@@ -80,11 +80,13 @@ def test_a_stopped_run_goes_on_by_its_folder(flat: Path, tmp_path: Path) -> None
     whole, part = tmp_path / "whole", tmp_path / "part"
     assert run([*words, "--out", str(whole)]) == 0
     assert run([*words, "--out", str(part), "--steps", "5"]) == 0
-    assert run(["train", "--resume", str(part), "--steps", "8"]) == 0
-    models = [
-        next((folder / "model").glob("*.safetensors")).read_bytes() for folder in (whole, part)
-    ]
-    assert models[0] == models[1]
+    killed = tmp_path / "killed"  # before its first checkpoint
+    shutil.copytree(part, killed)
+    shutil.rmtree(killed / "checkpoints")
+    for out in (part, killed):
+        assert run(["train", "--resume", str(out), "--steps", "8"]) == 0
+    models = [next((out / "model").glob("*.safetensors")) for out in (whole, part, killed)]
+    assert len({path.read_bytes() for path in models}) == 1
     options = [line["labels"]["options"] for line in read_metrics(whole) if "labels" in line]
     assert len({str(one) for one in options}) == len(options) >= 2, "estimated at each clustering"
 
@@ -135,6 +137,7 @@ def test_cross_entropy_on_the_clusters(flat: Path, tmp_path: Path) -> None:
         (["--loss", "proxy_anchor", "--parameters", "from-data"], 2, "only the loss cbml"),
         (["--set", "bad_limit=0"], 3, "cannot be read"),
         (["--test"], 3, "has no test pictures"),
+        (["--labels", "each", "--clusters", "5"], 2, "only with --labels none"),
     ],
 )
 def test_what_cannot_be_is_refused(
