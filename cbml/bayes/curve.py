@@ -24,6 +24,14 @@ class MonotoneCurve:
     scores: tuple[float, ...]
     log_odds: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if not len(self.scores) == len(self.log_odds) > 0:
+            raise ValueError("a curve needs as many scores as log_odds, and at least one")
+        for name in ("scores", "log_odds"):
+            steps = np.diff(np.array(getattr(self, name), dtype=np.float64))
+            if not (np.isfinite(steps).all() and (steps >= 0.0).all()):
+                raise ValueError(f"{name} of a curve must be finite and never fall")
+
     @classmethod
     def of(cls, scores: ArrayLike, positives: ArrayLike, negatives: ArrayLike) -> "MonotoneCurve":
         """The isotonic fit to groups of neighbouring scores.

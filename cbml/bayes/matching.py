@@ -56,6 +56,15 @@ class MatchProbability:
     positives: float
     check: Reliability = field(repr=False)
 
+    def __post_init__(self) -> None:
+        numbers = (*self.line, self.typical_background, self.fitted_positives, self.positives)
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("line, typical_background and positives must be finite numbers")
+        if min(self.fitted_positives, self.positives) <= 0.0:
+            raise ValueError("positives must be above zero")
+        if not 0 <= self.crowd[0] < self.crowd[1]:
+            raise ValueError(f"crowd must be ascending ranks, got {self.crowd}")
+
     @property
     def depth(self) -> int:
         """How many results a query's list should have, so that its background is known."""
@@ -183,12 +192,11 @@ class MatchProbability:
         """
         facts = read_sealed(Path(path), KIND)
         try:
+            points = facts["curve"]
             return cls(
                 **{name: float(facts[name]) for name in _NUMBERS},
-                line=Line(*facts["line"]),
-                curve=None
-                if facts["curve"] is None
-                else MonotoneCurve(*map(tuple, facts["curve"])),
+                line=Line(*map(float, facts["line"])),
+                curve=None if points is None else MonotoneCurve(*map(tuple, points)),
                 crowd=(int(facts["crowd"][0]), int(facts["crowd"][1])),
                 check=Reliability.of_dict(facts["check"]),
             )

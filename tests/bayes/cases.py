@@ -1,0 +1,40 @@
+"""Sets of embeddings with classes, of every shape that counts."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Set = tuple[NDArray[Any], NDArray[Any]]
+
+
+def drawn(
+    seed: int, *, pictures: int = 24, dim: int = 3, classes: int = 4, spread: float = 0.6
+) -> Set:
+    """Rows around a direction for each class; some rows are copies of others, some classes lone."""
+    random = np.random.default_rng(seed)
+    centers = random.normal(size=(classes, dim))
+    labels = random.integers(0, classes, pictures)
+    labels[:3] = 0, 0, 1  # at least one pair of either kind
+    rows = centers[labels] + spread * random.normal(size=(pictures, dim))
+    copies = random.integers(0, pictures, pictures // 6)
+    rows[random.integers(0, pictures, len(copies))] = rows[copies]
+    rows *= random.uniform(0.1, 9.0, size=(pictures, 1))
+    return rows.astype(np.float32), labels
+
+
+def crowded(seed: int, *, classes: int = 60, each: int = 6, dim: int = 12) -> Set:
+    """Classes in groups that lie close together, so that a similarity says more for some queries.
+
+    Neighbouring classes of a group are nearly the same; other groups have room. No function of the
+    similarity alone can be right for the results of both.
+    """
+    random = np.random.default_rng(seed)
+    groups = random.normal(size=(classes // 6, dim))
+    tight = random.uniform(0.25, 1.2, size=(len(groups), 1))
+    centers = np.repeat(groups, 6, axis=0) + np.repeat(tight, 6, axis=0) * random.normal(
+        size=(6 * len(groups), dim)
+    )
+    labels = np.repeat(np.arange(len(centers)), each)
+    rows = centers[labels] + 0.35 * random.normal(size=(len(labels), dim))
+    return rows.astype(np.float32), labels
