@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-$(shell (cat pyproject.toml constraints.txt; pwd) | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench slow format pseudo-evidence docs
+.PHONY: help install demo test check bench slow format pseudo-evidence docs tables
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,3 +47,6 @@ slow: $(STAMP)  ## the long fault and evidence tests
 
 pseudo-evidence: $(STAMP)  ## what is learned from emoji without labels, against two rivals (an hour)
 	$(BIN)/python examples/without_labels.py
+
+tables: $(STAMP)  ## render docs/reproduce.md from the records in results/
+	$(BIN)/python -m cbml.experiments.document docs/reproduce.md results

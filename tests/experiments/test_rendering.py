@@ -1,0 +1,114 @@
+"""Means and intervals against numbers computed by hand; tables against what they must say."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbml.errors import BadData
+from cbml.experiments.document import rendered
+from cbml.experiments.rendering import as_markdown, table_blocks
+from cbml.experiments.statistics import estimate
+from cbml.experiments.tables import TABLES
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_intervals_are_student_s() -> None:
+    # By hand: s = 1, √3 = 1.7321, t(2) = 4.3027.
+    three = estimate([1.0, 2.0, 3.0])
+    assert (three.mean, three.count) == (2.0, 3)
+    assert three.half_width == pytest.approx(4.3027 / 1.7321, abs=1e-3)
+    # By hand: s = √2, s/√2 = 1, t(1) = 12.7062.
+    assert estimate([0.0, 2.0]).half_width == pytest.approx(12.7062, abs=1e-3)
+    assert estimate([5.0]).half_width is None
+    assert str(estimate([5.0])) == "5.0"
+    with pytest.raises(ValueError, match="at least one"):
+        estimate([])
+
+
+def record(row: str, seed: int, recall: float, **changes: Any) -> dict[str, Any]:
+    return {
+        "table": "loss-ablation",
+        "row": row,
+        "data": "emoji",
+        "scale": "laptop",
+        "protocol": "honest",
+        "seed": seed,
+        "trial": False,
+        "overrides": [],
+        "settings": {"learning_rate": 1e-4, "steps": 300, "backbone": "efficientnet_lite0"},
+        "failed": None,
+        "scores": {"test": {"recall@1": recall}},
+    } | changes
+
+
+def lines(records: list[dict[str, Any]], table: str = "loss-ablation") -> list[str]:
+    return as_markdown(TABLES[table], table_blocks(TABLES[table], records)).splitlines()
+
+
+def test_seeds_become_a_line_beside_the_published_number() -> None:
+    records = [record("MS", 0, 0.50), record("MS", 1, 0.54), record("CBML", 0, 0.4)]
+    records += [record("MS", 2, 0.9, trial=True)]
+    text = lines(records)
+    # By hand: mean 52, s = 2.828, s/√2 = 2, t(1) = 12.706.
+    assert "| MS | 2 | 0.0001 | 52.0 ± 25.4 | – | – | – | 65.3 | 75.7 | 84.4 | 90.4 |" in text
+    assert "| CBML | 1 | 0.0001 | 40.0 | – | – | – | 63.8 | 74.5 | 83.3 | 89.7 |" in text
+    order = [line.split(" | ")[0] for line in text if line.startswith(("| MS", "| CBML"))]
+    assert order == ["| MS", "| CBML"], "as in the paper"
+    assert "**Laptop scale, emoji, protocol honest; efficientnet_lite0, 300 steps**" in text
+    assert any("compare the order, not the values" in line for line in text)
+
+
+def test_scales_protocols_and_picture_sets_are_never_mixed() -> None:
+    records = [
+        record("MS", 0, 0.5),
+        record("MS", 1, 0.6, protocol="paper"),
+        record("MS", 1, 0.7, data="cub"),
+        record("ResNet-50 MS, CUB", 1, 0.8, data="cub", scale="full"),
+    ]
+    blocks = table_blocks(TABLES["loss-ablation"], records)
+    assert len(blocks) == 4
+    assert all(
+        max(v.count for v in line.ours.values()) == 1 for b in blocks for line in b.lines[:1]
+    )
+    assert sum("optimistic" in block.title for block in blocks) == 1
+
+
+def test_the_full_scale_shows_rows_of_others_as_published_only() -> None:
+    full = record("ResNet-50 MS, CUB", 0, 0.6, data="cub", scale="full")
+    (block,) = table_blocks(TABLES["loss-ablation"], [full])
+    ours = [line for line in block.lines if line.ours]
+    assert [line.label for line in ours] == ["ResNet-50 MS, CUB"]
+    assert ours[0].published["R@1"] == 65.3
+    missing = [line.label for line in block.lines if not line.ours]
+    assert "ResNet-50 ProxyNCA, CUB" in missing
+    assert len(block.lines) == 7, "as many as the paper has"
+
+
+def test_overrides_failures_and_nothing_are_said() -> None:
+    changed = record("MS", 0, 0.5, overrides=["steps=600"])
+    broken = record("CBML", 0, 0.0, failed="step 3: the loss is nan", scores={})
+    text = "\n".join(lines([changed, broken]))
+    assert "| MS [steps=600] | 1 |" in text
+    assert "CBML (1 of 1 broke off)" in text
+    assert "published numbers; nothing of ours yet" in "\n".join(lines([])).lower()
+    assert "| ResNet-50 MS, CUB | 65.3 |" in "\n".join(lines([]))
+    assert "no numbers for it" in "\n".join(lines([], "gamma"))
+
+
+def test_lambda_has_a_column_for_the_training_classes() -> None:
+    one = record("CBML λ=1.0", 0, 0.5, table="lambda")
+    one["scores"]["train"] = {"recall@1": 0.9}
+    text = lines([one], "lambda")
+    assert any(line.startswith("| CBML λ=1.0 | 1 | 0.0001 | 90.0 | 50.0 |") for line in text)
+
+
+def test_the_document_shows_the_records() -> None:
+    text = (ROOT / "docs" / "reproduce.md").read_text()
+    assert rendered(text, ROOT / "results") == text, "run  make tables"
+
+
+def test_a_document_without_marks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no <!-- tables"):
+        rendered("# Text", tmp_path)

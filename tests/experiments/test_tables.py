@@ -1,0 +1,100 @@
+"""Every published row has a recipe or a reason, and every recipe can be built without pictures."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+import cbml
+from cbml.errors import BadData
+from cbml.experiments import Plan
+from cbml.experiments.costs import row_cost
+from cbml.experiments.figures import FIGURES
+from cbml.experiments.plans import row_recipe, table_rows
+from cbml.experiments.published import published_scores, reason_without_recipe
+from cbml.experiments.tables import TABLES, find_table
+from cbml.losses import build_loss
+from cbml.models import BACKBONES
+
+ALL = TABLES | {name: figure.table for name, figure in FIGURES.items()}
+
+
+def test_all_numbers_of_the_paper_are_there() -> None:
+    path = Path(cbml.__file__).parent / "experiments" / "published.csv"
+    with path.open(newline="", encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == 1268
+    tables = published_scores()
+    assert sum(len(scores) for rows in tables.values() for scores in rows.values()) == 1268
+    assert {table.published for table in TABLES.values()} - {None} == set(tables), "all 13"
+    assert len(tables) == 13
+    key = ("ResNet-50", "CBML+MVC+HardMining", "512", "CUB")
+    assert tables["loss_ablation"][key] == {"R@1": 69.9, "R@2": 80.4, "R@4": 87.2, "R@8": 92.5}
+
+
+def test_every_published_row_of_ours_has_a_recipe_and_every_other_a_reason() -> None:
+    for table in TABLES.values():
+        if table.published is None:
+            continue
+        keys = set(published_scores()[table.published])
+        ours = {key for row in table.rows for key in (row.published, row.published_train) if key}
+        assert ours <= keys, "a recipe names a row that the paper does not have"
+        for key in keys - ours:
+            assert not key[1].startswith("CBML"), key
+            assert reason_without_recipe(key)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("scale", ["full", "laptop"])
+def test_every_recipe_can_be_built(name: str, scale: str) -> None:
+    plan = Plan(table=ALL[name], scale=scale, data="emoji" if scale == "laptop" else None)  # type: ignore[arg-type]
+    rows = table_rows(plan)
+    labels = [row.label(scale) for row in rows]
+    assert len(set(labels)) == len(labels), "two rows of one name"
+    for row in rows:
+        recipe = row_recipe(row, scale)  # type: ignore[arg-type]
+        assert recipe.backbone in BACKBONES
+        build_loss(recipe.loss, recipe.loss_options, classes=3, dim=recipe.dim, seed=0)
+        assert row_cost(row, scale).hours > 0  # type: ignore[arg-type]
+
+
+def test_the_paper_s_settings_are_the_full_scale() -> None:
+    rows = {row.label("full"): row for row in TABLES["cub-cars"].rows}
+    recipe = row_recipe(rows["GoogLeNet CBML, CUB"], "full")
+    assert (recipe.backbone, recipe.dim, recipe.crop) == ("googlenet", 512, 227)
+    assert (recipe.classes_per_batch, recipe.pictures_per_class) == (15, 8)
+    loop = recipe.settings
+    assert (loop.steps, loop.learning_rate, loop.weight_decay) == (5000, 3e-5, 5e-4)
+    assert (loop.schedule, loop.drop_at, loop.drop_factor) == ("step", 3000, 0.1)
+    loss = build_loss(recipe.loss, recipe.loss_options, classes=1, dim=1, seed=0)
+    assert str(loss) == str(cbml.CBMLLoss.paper("cub"))
+    rows = {row.label("full"): row for row in TABLES["sop-inshop"].rows}
+    recipe = row_recipe(rows["ResNet-50 CBML, SOP"], "full")
+    assert recipe.classes_per_batch * recipe.pictures_per_class == 100
+    loss = build_loss(recipe.loss, recipe.loss_options, classes=1, dim=1, seed=0)
+    assert str(loss) == str(cbml.CBMLLoss.paper("sop"))
+
+
+def test_rows_of_the_loss_ablation_are_what_they_say() -> None:
+    plan = Plan(table=TABLES["loss-ablation"], scale="laptop", data="emoji")
+    rows = {row.method: row_recipe(row, "laptop") for row in table_rows(plan)}
+    losses = {
+        name: str(build_loss(r.loss, r.loss_options, classes=3, dim=4, seed=0))
+        for name, r in rows.items()
+    }
+    assert losses["CBML +MVC +mining"] == str(cbml.CBMLLoss.paper("cub"))
+    assert losses["CBML +MVC"] == str(cbml.CBMLLoss.paper("cub", mining_margin=None))
+    bare = cbml.CBMLLoss.paper("cub", mining_margin=None, variance_weight=0.0)
+    assert losses["CBML"] == str(bare)
+    assert losses["CBML +MVC +mining (products)"] == str(cbml.CBMLLoss.paper("sop"))
+    assert str(cbml.CBMLLoss.authors("cub")) in losses["CBML +MVC +mining (authors)"]
+    assert losses["MS +MVC"].startswith("WithVariance")
+    assert rows["CBML (from data)"].parameters == "from-data"
+
+
+def test_near_misses_are_suggested() -> None:
+    with pytest.raises(BadData, match="did you mean 'lambda'"):
+        find_table("lamda")
+    with pytest.raises(BadData, match="fits no row; the rows are 'CBML λ=0"):
+        table_rows(Plan(table=find_table("lambda"), scale="laptop", data="emoji", only=("MS",)))
+    with pytest.raises(BadData, match="has rows for cub"):
+        table_rows(Plan(table=find_table("lambda"), scale="full", data="sop"))
