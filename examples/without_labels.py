@@ -4,7 +4,8 @@ Every method starts from the same weights, sees each picture as often, in batche
 and with the same optimiser, and is scored on emoji whose classes it never saw. "before" is the
 network as it comes, with a random linear layer; "start" the same with a linear layer that whitens,
 from which all methods begin. Each run is a unit: a line in the records once it is done, continued
-from its checkpoint where it was stopped. `make pseudo-evidence` runs them all.
+from its checkpoint where it was stopped. `make pseudo-evidence` runs them all. With
+`--set study=true` scores are those of held-out training classes, to choose settings by.
 """
 
 import argparse
@@ -79,14 +80,16 @@ def run_unit(recipe: Recipe, folder: Path) -> dict[str, Any]:
         listener=Listener(),
     )
     record = read_record(folder)
-    scores = record.get("study") if recipe.study else outcome.test
+    found = dict(record["study"] if recipe.study else outcome.test or {})
+    scores = {name.removeprefix("held-out "): value for name, value in found.items()}
     return {
-        "scores": {name: scores[name] for name in scores or {} if name.endswith((*SCORES, "nmi"))},
+        "scores": {name: scores[name] for name in SCORES},
+        "held_out": recipe.study,
         "steps": outcome.fitted.steps,
         "clusters": record["clusters"],
         "seconds": round(time.monotonic() - start),
         "environment": record["environment"],
-        "recipe": record["recipe"],
+        "recipe": {**record["recipe"], "data": Path(recipe.data).name},  # not where it lies
     }
 
 
@@ -131,8 +134,8 @@ def main() -> None:
 
     for seed in range(options.seeds):
         wanted = [m for m in options.methods if (m, seed) not in _keys(lines)]
-        if wanted and ("before", seed) not in _keys(lines):
-            plain = recipe_of(options.data, "cbml", seed, options.overrides)
+        plain = recipe_of(options.data, "cbml", seed, options.overrides)
+        if wanted and not plain.study and ("before", seed) not in _keys(lines):
             for name, scores in untrained(plain).items():
                 note({"method": name, "seed": seed, "scores": scores})
         for method in wanted:
