@@ -1,8 +1,8 @@
 """What can be learned from emoji without their labels: CBML on clusters against two rivals.
 
-Every method starts from the same weights, sees each picture as often, in batches of the same sizes
-and with the same optimiser, and is scored on emoji whose classes it never saw. "before" is the
-network as it comes, with a random linear layer; "start" the same with a linear layer that whitens,
+Every method starts from the same weights, sees as many crops, in batches of the same sizes and with
+the same optimiser, and is scored on emoji whose classes it never saw. "before" is the network as it
+comes, with a random linear layer; "start" the same with a linear layer that whitens,
 from which all methods begin. Each run is a unit: a line in the records once it is done, continued
 from its checkpoint where it was stopped. `make pseudo-evidence` runs them all. With
 `--set study=true` scores are those of held-out training classes, to choose settings by.

@@ -8,10 +8,9 @@ from cbml.training import Recipe, recipe_for, with_overrides
 
 __all__ = ["batch_sizes", "unlabelled_recipe"]
 
-# Paper section 4.7: 128 dimensions, a batch size drawn for each pass, no mining.
-_START = ("labels=none", "dim=128", "pictures_per_class=4", "validate_every=0")
-# Not in the paper: the first clusters are those of whitened features, not of a random mixture.
-_HEAD = ("head_start=whitened",)
+# 128 dimensions, drawn batch sizes and no mining are from the paper's section 4.7. That the first
+# clusters are those of whitened features, and not of a random mixture of them, is ours.
+_START = ("labels=none", "dim=128", "pictures_per_class=4", "head_start=whitened")
 _MINING = "mining_margin"
 
 
@@ -24,7 +23,7 @@ def unlabelled_recipe(data: str, overrides: Iterable[str] = ()) -> Recipe:
     """
     words = list(overrides)
     pairs = ("pictures_per_class=2",) if "labels=each" in words else ()
-    recipe = with_overrides(recipe_for(data), [*_START, *_HEAD, *pairs, *words])
+    recipe = with_overrides(recipe_for(data), [*_START, *pairs, *words])
     if recipe.loss == "cbml" and _MINING not in recipe.loss_options:
         options = {**recipe.loss_options, _MINING: None}
         recipe = dataclasses.replace(recipe, loss_options=options)
