@@ -111,7 +111,8 @@ class Gallery:
         """
         chosen = np.ones(len(self), dtype=np.bool_)
         if label is not None:
-            chosen = np.array([picture.label == label for picture in self.pictures], dtype=np.bool_)
+            known = label in self.label_names
+            chosen &= self.codes == (self.label_names.index(label) if known else -2)
         if text:
             wanted = text.casefold()
             chosen &= np.array([wanted in words for words in self._texts], dtype=np.bool_)

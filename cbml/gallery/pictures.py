@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Literal
 
 from cbml.data.catalogue.layouts import opened, picture_folders
 from cbml.data.checks import load, recognise
+from cbml.data.datasets import table
 from cbml.data.decode import SUFFIXES
 from cbml.data.images import ImageSet, Splits
 from cbml.errors import BadData
@@ -18,6 +20,7 @@ __all__ = ["SPLITS", "Listed", "Picture", "Split", "list_pictures", "shown", "wr
 
 Split = Literal["all", "train", "test"]
 SPLITS: tuple[Split, ...] = ("all", "train", "test")
+_NO_TEXT = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,11 @@ def list_pictures(
     kind = recognise(source)
     if kind == "folder" and split == "all":
         return _in_folder(opened(source))
-    images = _of_split(load(source, kind, allow_partial=allow_partial), split, str(source))
-    return _named(images)
+    if kind == "table" and split == "all":  # few classes are enough where nothing is split
+        splits = table(source, test=0, validation=0, allow_partial=allow_partial)
+    else:
+        splits = load(source, kind, allow_partial=allow_partial)
+    return _named(_of_split(splits, split, str(source)))
 
 
 def shown(text: str) -> str:
@@ -90,7 +96,7 @@ def shown(text: str) -> str:
     Args:
         text: a path or a label.
     """
-    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def write_bad(path: Path, bad: tuple[tuple[str, str], ...]) -> None:

@@ -17,6 +17,8 @@ __all__ = ["DEPTH", "Ranking", "answered", "ranked"]
 
 # As deep as the stores can look; ranks below it are unknown.
 DEPTH = 16_384
+# As many pictures below it are compared one by one, where a filter leaves no more than these.
+DEEP = 16_384
 MISSED = 50
 # How many candidates are looked at for each result wanted, where duplicates are hidden.
 SPARE = 4
@@ -121,7 +123,7 @@ def _deep(query: Query, ranking: Ranking, allowed: NDArray[np.bool_]) -> Places:
 
 
 def _with_deep(gallery: "Gallery", query: Query, inside: Ranking, deep: Places) -> Ranking:
-    if not 0 < len(deep) <= DEPTH:
+    if not 0 < len(deep) <= DEEP:
         return inside
     similarities = gallery.store.vectors(gallery.ids[deep]) @ query.vector
     order = np.lexsort((deep, -similarities))
