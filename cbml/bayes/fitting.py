@@ -66,8 +66,9 @@ def crowd_ranks(positives: NDArray[np.int64], pictures: int) -> tuple[int, int]:
         pictures: that a search can find.
     """
     first = max(CROWD, int(np.ceil(SPARE * np.percentile(positives, 90))))
-    last = min(first + CROWD, pictures)
-    return min(first, last // 2), last
+    if pictures < first + CROWD:  # a small set: the farther half of it
+        return min(first, pictures // 2), pictures
+    return first, first + CROWD
 
 
 def backgrounds(

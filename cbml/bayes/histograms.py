@@ -16,6 +16,7 @@ __all__ = ["GaussianFit", "PairHistogram"]
 
 # Numbers of a block of similarities: 2**22 float32 numbers are 16 MiB, and as many places 16 more.
 BLOCK_SIZE = 2**22
+SMALLEST_STD = 1e-6
 Counts = NDArray[np.int64]
 
 
@@ -100,9 +101,10 @@ class PairHistogram:
 
         Args:
             mean: of them.
-            std: their standard deviation.
+            std: their standard deviation; float32 numbers resolve no less than a millionth.
             positive: which kind.
         """
+        std = max(std, SMALLEST_STD)
         counts = self.positive if positive else self.negative
         share = counts / counts.sum()
         seen = np.cumsum(share)

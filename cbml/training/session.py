@@ -123,8 +123,9 @@ def train_run(
     if scores is not None and team.leads:
         note_test_look(folder, scores)
     if calibrate is not None and held is not None:
-        calibration = calibrate(held.embedded(model, team), held.images.known_labels)
-        if team.leads and calibration is not None:
+        rows = held.embedded(model, team)
+        calibration = calibrate(rows, held.images.known_labels) if team.leads else None
+        if calibration is not None:
             write_json(folder / "calibration.json", calibration)
     if team.leads:
         report_run(folder, model, splits)

@@ -23,18 +23,17 @@ def drawn(
     return rows.astype(np.float32), labels
 
 
-def crowded(seed: int, *, classes: int = 60, each: int = 6, dim: int = 12) -> Set:
+def crowded(seed: int, *, classes: int = 480, group: int = 24, each: int = 6) -> Set:
     """Classes in groups that lie close together, so that a similarity says more for some queries.
 
     Neighbouring classes of a group are nearly the same; other groups have room. No function of the
     similarity alone can be right for the results of both.
     """
     random = np.random.default_rng(seed)
-    groups = random.normal(size=(classes // 6, dim))
-    tight = random.uniform(0.25, 1.2, size=(len(groups), 1))
-    centers = np.repeat(groups, 6, axis=0) + np.repeat(tight, 6, axis=0) * random.normal(
-        size=(6 * len(groups), dim)
-    )
-    labels = np.repeat(np.arange(len(centers)), each)
+    groups, dim = classes // group, 12
+    middles = np.repeat(random.normal(size=(groups, dim)), group, axis=0)
+    room = np.repeat(random.uniform(0.25, 1.2, size=(groups, 1)), group, axis=0)
+    centers = middles + room * random.normal(size=(classes, dim))
+    labels = np.repeat(np.arange(classes), each)
     rows = centers[labels] + 0.35 * random.normal(size=(len(labels), dim))
     return rows.astype(np.float32), labels

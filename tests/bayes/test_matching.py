@@ -213,7 +213,7 @@ def test_pair_posteriors_are_checked_on_the_other_half_of_the_classes() -> None:
 def test_an_analysis_is_plain_numbers() -> None:
     found = analyze_set(*crowded(5))
     plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
-    assert (plain["pictures"], plain["classes"]) == (360, 60)
+    assert (plain["pictures"], plain["classes"]) == (2880, 480)
     assert sum(plain["histogram"]["positive"]) == plain["statistics"]["positive_pairs"]
     few = analyze_set(np.array([[1.0, 0], [1, 0.1], [0, 1]]), [0, 0, 1])
     assert few.posteriors == {}

@@ -1,0 +1,103 @@
+"""`cbml analyze`, and what `cbml train` learns from similarities."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cbml import MatchProbability
+from cbml.cli import main
+from cbml.training import read_record
+from tests.training.small import class_folders
+
+SMALL = [
+    *("--backbone", "conv4", "--crop", "16", "--steps", "2", "--set", "validation=0.5"),
+    *("--set", "dim=8", "--set", "classes_per_batch=2", "--set", "pictures_per_class=3"),
+]
+
+
+def run(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return int(end.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("analyze")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CBML_CACHE", str(root / "cache"))
+        words = ["train", str(class_folders(root)), *SMALL, "--parameters", "from-data"]
+        assert run([*words, "--out", str(root / "run")]) == 0
+    return root / "run"
+
+
+@pytest.fixture(autouse=True)
+def same_cache(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBML_CACHE", str(finished.parent / "cache"))
+
+
+def test_training_leaves_constants_and_probabilities(finished: Path) -> None:
+    record = read_record(finished)
+    parameters = record["parameters"]
+    assert parameters["statistics"]["positive_mean"] > parameters["statistics"]["negative_mean"]
+    center = parameters["options"]["ratio.positive_center"]
+    assert f"positive_center={center}" in record["loss"]
+    assert "delta='derived'" in record["loss"]
+    assert MatchProbability.load(finished / "calibration.json").positives > 0
+    report = (finished / "report.html").read_text()
+    assert "Match probabilities" in report
+    assert "Calibration error" in report
+
+
+def test_an_analysis_writes_numbers_figures_and_a_page(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (finished / "calibration.json").unlink()
+    assert run(["analyze", str(finished), "--compare", str(finished), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert set(facts["sets"]) == {"train", "validation"}
+    assert list(facts["sets"]["train"]) == ["before", "after", "after, run"]
+    assert facts["sets"]["train"]["after"] == facts["sets"]["train"]["after, run"]
+    names = {"analysis.html", "analysis.json"}
+    for name in ("similarities", "ratios", "reliability"):
+        names |= {f"{name}.png", f"{name}.svg"}
+    assert {path.name for path in (finished / "analysis").iterdir()} == names
+    page = (finished / "analysis" / "analysis.html").read_text()
+    assert page.count("<svg") == 3
+    assert "http-equiv" not in page
+    assert "<script" not in page
+    MatchProbability.load(finished / "calibration.json")
+    assert read_record(finished)["test_looks"] == 0
+
+
+def test_test_classes_are_looked_at_only_when_asked(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["analyze", str(finished), "--test", "--out", str(tmp_path / "figures")]) == 0
+    shown = capsys.readouterr().out
+    assert "test      " in shown
+    assert "probabilities, test, first 5: ECE" in shown
+    assert read_record(finished)["test_looks"] == 1
+    assert (tmp_path / "figures" / "ratios.png").stat().st_size > 1000
+
+
+def test_other_pictures(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (finished / "calibration.json").read_bytes()
+    data = read_record(finished)["recipe"]["data"]
+    words = ["analyze", str(finished), data, "--out", str(tmp_path / "figures"), "--json"]
+    assert run(words) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert list(facts["sets"]) == ["pictures"]
+    assert facts["reliability"] == {}
+    assert (finished / "calibration.json").read_bytes() == before
+
+
+def test_mistakes_are_named(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["analyze", str(tmp_path / "nowhere")]) == 3
+    assert "not the folder of a run" in capsys.readouterr().err
+    words = ["train", "pictures", "--loss", "multi_similarity", "--parameters", "from-data"]
+    assert run(words) == 2
+    assert "only the loss cbml" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,118 @@
+"""Constants of the loss from the data: estimated once, recorded, never again."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from cbml.errors import BadData, DamagedFile
+from cbml.evaluation import evaluate
+from cbml.losses import build_loss
+from cbml.training import Recipe, Settings, read_record, train_run
+from cbml.training.measured import PICTURES, PICTURES_PER_CLASS, sample_places, with_parameters
+from tests.training.small import class_folders
+
+
+class Estimates:
+    """Constants that tell how often they were asked for, and from what."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(self, rows: Any, labels: Any) -> Mapping[str, Any]:
+        self.calls.append(rows.shape)
+        assert np.allclose(np.linalg.norm(rows, axis=1), 1.0, atol=1e-5)
+        return {"options": {"ratio.negative_center": 0.625, "variance_weight": 3.0}, "seen": 1}
+
+
+def make_loss(recipe: Recipe, classes: int) -> nn.Module:
+    return build_loss(recipe.loss, recipe.loss_options, classes=classes, dim=8, seed=0)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+    return Recipe(
+        data=str(class_folders(tmp_path)),
+        backbone="conv4",
+        dim=8,
+        crop=16,
+        classes_per_batch=2,
+        pictures_per_class=3,
+        validation=0.4,
+        parameters="from-data",
+        loss_options={"variance_weight": 1.5},
+        settings=Settings(steps=2),
+    )
+
+
+def test_estimated_once_recorded_and_kept(recipe: Recipe, tmp_path: Path) -> None:
+    estimates, folder = Estimates(), tmp_path / "run"
+    train_run(recipe, folder, make_loss=make_loss, evaluate=evaluate, estimate=estimates)
+    record = read_record(folder)
+    assert len(estimates.calls) == 1
+    assert record["parameters"]["options"]["ratio.negative_center"] == 0.625
+    assert record["parameters"]["pictures"] == estimates.calls[0][0]
+    assert "negative_center=0.625" in record["loss"]
+    assert "variance_weight=1.5" in record["loss"]  # what the recipe gives stays
+    record["parameters"]["options"]["ratio.negative_center"] = 0.6875
+    (folder / "run.json").write_text(json.dumps(record))
+    seen = []
+
+    def watched(chosen: Recipe, classes: int) -> nn.Module:
+        seen.append(chosen.loss_options["ratio.negative_center"])
+        return make_loss(chosen, classes)
+
+    common: dict[str, Any] = {"make_loss": watched, "evaluate": evaluate, "resume": True}
+    train_run(recipe, folder, **common, estimate=estimates)
+    assert (len(estimates.calls), seen) == (1, [0.6875])
+
+
+def test_runs_that_cannot_have_them(recipe: Recipe, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"make_loss": make_loss, "evaluate": evaluate}
+    with pytest.raises(ValueError, match="needs estimate"):
+        train_run(recipe, tmp_path / "run", **common)
+    (tmp_path / "run").mkdir(exist_ok=True)
+    for parameters, kind, words in (
+        (None, BadData, "was not started with"),
+        ({"options": 3}, DamagedFile, "not a record of this program"),
+    ):
+        (tmp_path / "run" / "run.json").write_text(json.dumps({"parameters": parameters}))
+        with pytest.raises(kind, match=words):
+            train_run(recipe, tmp_path / "run", **common, resume=True, estimate=Estimates())
+    with pytest.raises(BadData, match=r"loss\.ratio and parameters=from-data"):
+        with_parameters(Recipe(data="x", loss_options={"ratio": "products"}), {"options": {}})
+
+
+def test_calibration_is_written_where_there_is_one(recipe: Recipe, tmp_path: Path) -> None:
+    for name, answer in (("with", {"said": 1}), ("without", None)):
+        train_run(
+            recipe,
+            tmp_path / name,
+            make_loss=make_loss,
+            evaluate=evaluate,
+            estimate=Estimates(),
+            calibrate=lambda rows, labels, answer=answer: answer,  # type: ignore[misc]
+        )
+        path = tmp_path / name / "calibration.json"
+        assert path.exists() == (answer is not None)
+    assert json.loads((tmp_path / "with" / "calibration.json").read_text()) == {"said": 1}
+
+
+def test_samples_are_whole_small_classes_and_parts_of_large_ones() -> None:
+    small = np.arange(PICTURES) // 4
+    assert sample_places(small, 0).tolist() == list(range(PICTURES))
+    many = np.random.default_rng(0).permutation(np.arange(40_000) // 4)
+    places = sample_places(many, 0)
+    assert len(places) == PICTURES
+    assert set(np.unique(many[places], return_counts=True)[1].tolist()) == {4}
+    assert (np.diff(places) > 0).all()
+    assert sample_places(many, 1).tolist() != places.tolist() == sample_places(many, 0).tolist()
+    large = np.arange(90_000) % 300
+    sizes = np.unique(large[sample_places(large, 0)], return_counts=True)[1]
+    assert set(sizes.tolist()) == {PICTURES_PER_CLASS}
+    assert len(sizes) == PICTURES // PICTURES_PER_CLASS
