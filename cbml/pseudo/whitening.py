@@ -82,7 +82,8 @@ def picture_features(model: Embedder, shelf: Shelf, team: Team) -> Rows:
 def start_head(model: Embedder, shelf: Shelf, team: Team) -> None:
     """Let the linear layer whiten the features of the pictures, instead of mixing them at random.
 
-    Where there are fewer directions than the embedding is wide, the rest stays as it is.
+    Where there are fewer directions than the embedding is wide, the rest starts at zero. Pictures
+    that are all alike have none, and the layer stays as it is.
 
     Args:
         model: before its first step.
@@ -90,6 +91,10 @@ def start_head(model: Embedder, shelf: Shelf, team: Team) -> None:
         team: shares the work.
     """
     weight, bias = whitening(picture_features(model, shelf, team), model.dim)
+    if not len(weight):
+        return
     with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.zero_()
         model.head.weight[: len(weight)] = torch.from_numpy(weight).to(model.head.weight)
         model.head.bias[: len(bias)] = torch.from_numpy(bias).to(model.head.bias)

@@ -38,5 +38,8 @@ def test_the_head_starts_by_whitening_the_pictures(images: ImageSet) -> None:
     with torch.no_grad():
         direct = model.eval().features(model.preprocessing.normalise(framed))
     np.testing.assert_allclose(features[:3], direct.numpy(), rtol=1e-3, atol=1e-5)
+    few = Shelf.of(ImageSet(images.paths[:5]), CROP)
+    start_head(model, few, Team())
+    assert int((model.head.weight != 0).any(dim=1).sum()) == 4, "five pictures differ in four ways"
     start_head(model, shelf, Team())
     np.testing.assert_allclose(shelf.embedded(model), whitened(features, model.dim), atol=2e-3)
