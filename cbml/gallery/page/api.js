@@ -51,9 +51,6 @@ export async function send(path, blob, parameters, signal) {
   return ask(`${path}${encoded(parameters)}`, { method: "POST", body: blob, headers: { "Content-Type": type }, signal });
 }
 
-/** Forget all answers, as after the gallery changed. */
-export const forget = () => answers.clear();
-
 const gallery = (which) => (which === "compare" ? "which=compare" : "");
 export const thumbnail = (id, size, which) =>
   `${ROOT}/pictures/${id}/thumbnail?${[`size=${size}`, gallery(which)].filter(Boolean).join("&")}`;

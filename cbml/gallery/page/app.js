@@ -5,7 +5,7 @@ import { bindControls, syncControls } from "./controls.js";
 import { bindDetail, syncDetail } from "./detail.js";
 import { bindKeys } from "./keys.js";
 import { address, listen, read } from "./state.js";
-import { watch } from "./uploads.js";
+import { limitTo, watch } from "./uploads.js";
 import * as compare from "./compare.js";
 import * as map from "./map.js";
 import * as pictures from "./pictures.js";
@@ -23,8 +23,9 @@ async function draw({ scroll = null } = {}) {
   const state = read();
   syncControls(state, info);
   const wanted = address({ detail: "" }, state);
+  asked?.abort(); // a late answer must not replace what the address says
+  document.body.classList.remove("busy");
   if (wanted !== drawn) {
-    asked?.abort();
     const mine = (asked = new AbortController());
     document.body.classList.add("busy");
     try {
@@ -36,6 +37,7 @@ async function draw({ scroll = null } = {}) {
       if (mine.signal.aborted || error.name === "AbortError") return;
       place({ node: failure(error) }, null);
     }
+    asked = null;
     document.body.classList.remove("busy");
     if (scroll !== null) scrollTo(0, scroll);
   }
@@ -59,7 +61,7 @@ function place(result, wanted) {
 async function start(signal) {
   const found = await get("info", {}, signal);
   byId("gallery").textContent = found.name;
-  watch(found.limits.body_bytes);
+  limitTo(found.limits.body_bytes);
   totals(found).catch(() => {}); // the pictures are shown without them
   return found;
 }
@@ -92,4 +94,5 @@ listen(draw);
 bindControls(() => shown);
 bindDetail(() => shown);
 bindKeys();
+watch();
 draw({ scroll: 0 });

@@ -7,7 +7,8 @@ import { keptPicture } from "./uploads.js";
 
 export async function build(state, info, signal) {
   if (!info.compare) return { node: alone(info) };
-  const [ours, theirs] = await Promise.all([totals("main", signal), totals("compare", signal)]);
+  const sides = info.has_scores ? ["main", "compare"] : [];
+  const [ours, theirs] = await Promise.all(sides.map((which) => totals(which, signal)));
   const names = [info.name, info.compare];
   if (!state.query && !state.upload) return { node: element("div", {}, both(names, [ours, theirs]), ask()) };
   const blob = state.upload ? await keptPicture(state.upload) : null;

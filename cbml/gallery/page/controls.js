@@ -7,7 +7,7 @@ import { DEFAULTS, address, go, read } from "./state.js";
 const FILTERS = ["text", "label", "probability", "unique"];
 
 /** Which controls make sense: browsing, searching, or one of the other views. */
-export function mode(state) {
+function mode(state) {
   return state.view === "pictures" && (state.query || state.upload) ? "search" : state.view;
 }
 

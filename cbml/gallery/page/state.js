@@ -58,13 +58,19 @@ export function listen(changed) {
 
 /** Go to the present state with changes; `replace` leaves no step for Back. */
 export function go(changes, { replace = false } = {}) {
-  const target = address(changes);
-  if (target === (location.search || "?")) return;
+  const before = read();
+  const target = address(changes, before);
+  if (target === address({}, before)) return;
   if (replace) history.replaceState(history.state, "", target);
   else {
     history.replaceState({ scroll: scrollY }, "");
     history.pushState(null, "", target);
   }
-  const stays = replace || "detail" in changes;
-  listener({ scroll: stays ? null : 0 });
+  listener({ scroll: replace || samePlace(before, read()) ? null : 0 });
+}
+
+/** Opening a detail or drawing on the map leaves the page where it is. */
+function samePlace(before, after) {
+  const passing = { detail: "", lasso: "" };
+  return address(passing, before) === address(passing, after);
 }

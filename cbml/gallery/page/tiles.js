@@ -10,7 +10,8 @@ export function tile(picture) {
   const link = element("a", { href: searchWith(picture), title: picture.name, "aria-label": spoken(picture) },
     element("div", { class: "frame" }, image(picture)),
     known(rank) && element("span", { class: "rank", "aria-hidden": "true" }, count(rank)),
-    verdict && element("span", { class: "verdict", "aria-hidden": "true" }, correct ? "✓" : "✗"));
+    verdict && element("span", { class: "verdict", "aria-hidden": "true" }, correct ? "✓" : "✗"),
+    picture.duplicate && element("span", { class: "copy", "aria-hidden": "true" }, "≈ duplicate"));
   return element("li", { class: `tile ${verdict}` }, link, caption(picture));
 }
 
@@ -37,7 +38,6 @@ function caption(picture) {
   const numbers = [
     known(picture.probability) && element("b", {}, percent(picture.probability)),
     known(picture.similarity) && decimals(picture.similarity),
-    picture.duplicate && element("span", { title: "Looks the same as the query or a better result" }, "≈ duplicate"),
   ].filter(Boolean).flatMap((part, i) => (i ? [" · ", part] : [part]));
   return element("div", { class: "caption" },
     element("div", { class: "line" }, element("span", { class: "name" }, picture.label ?? picture.name),

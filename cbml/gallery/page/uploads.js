@@ -48,7 +48,7 @@ async function keep(key, file) {
 let largest = Infinity;
 
 /** Search with a file of this computer, or say why not. */
-export async function accept(file) {
+async function accept(file) {
   if (!file) return;
   if (file.type && !file.type.startsWith("image/")) {
     toast(`${file.name || "This"} is not a picture.`);
@@ -69,9 +69,13 @@ export function pick() {
   byId("file").click();
 }
 
-/** Watch for dropped, pasted and picked pictures of at most `limit` bytes. */
-export function watch(limit) {
-  if (limit > 0) largest = limit;
+/** Refuse files of more bytes before they are sent. */
+export function limitTo(bytes) {
+  largest = bytes;
+}
+
+/** Watch for dropped, pasted and picked pictures. */
+export function watch() {
   const hint = byId("drop");
   const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
   addEventListener("dragover", (event) => {

@@ -1,7 +1,6 @@
 // The queries that fail worst, with what they found instead.
 import { get } from "./api.js";
-import { count, decimals, element, known, plural } from "./elements.js";
-import { address } from "./state.js";
+import { count, decimals, element, known, plural, toast } from "./elements.js";
 import { grid, tile } from "./tiles.js";
 
 const PAGE = 20;
@@ -16,10 +15,17 @@ export async function build(state, info, signal) {
   add(list, found.pictures, signal);
   const more = element("button", { type: "button", click: next }, "Show more");
   async function next() {
-    const answer = await get("worst", { offset: shown.parts[0].pictures.length, limit: PAGE, label: state.label }, signal);
-    shown.parts[0].pictures.push(...answer.pictures);
-    add(list, answer.pictures, signal);
-    more.hidden = shown.parts[0].pictures.length >= found.total;
+    more.disabled = true; // one press, one page
+    try {
+      const offset = found.pictures.length;
+      const answer = await get("worst", { offset, limit: PAGE, label: state.label }, signal);
+      found.pictures.push(...answer.pictures);
+      add(list, answer.pictures, signal);
+      more.hidden = found.pictures.length >= found.total;
+    } catch (error) {
+      if (error.name !== "AbortError") toast(error.message);
+    }
+    more.disabled = false;
   }
   more.hidden = found.pictures.length >= found.total;
   const node = element("section", { "aria-label": "Worst queries" },
