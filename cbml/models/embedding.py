@@ -71,6 +71,7 @@ def embed_across(
     batch_size: int = 64,
     processes: int = 0,
     execution: Execution | None = None,
+    progress: bool | Report = True,
 ) -> Rows:
     """`embed` shared among the processes of a group; each of them gets the whole array.
 
@@ -82,6 +83,7 @@ def embed_across(
         batch_size: as in `embed`.
         processes: as in `embed`, for each process of the group.
         execution: as in `embed`.
+        progress: as in `embed`, in the first process.
     """
     items: Sequence[Any] = getattr(images, "paths", images)
     rank, world = distributed.get_rank(group), distributed.get_world_size(group)
@@ -91,7 +93,7 @@ def embed_across(
     rows = np.empty((0, 0), np.float32)
     try:
         batches = reader.batches(batch_size, processes)
-        rows = _run(model, batches, len(reader), execution, progress=rank == 0)
+        rows = _run(model, batches, len(reader), execution, progress if rank == 0 else False)
     except Exception as error:  # the others must hear of it, or they would wait for ever
         failure = error
     return _gathered(rows, failure, np.diff(edges), group, device_of(model))

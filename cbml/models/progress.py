@@ -44,18 +44,18 @@ class Progress:
         return self._bar is not None and self._bar.console.width < _WIDE
 
     def show(self, done: int, text: str = "") -> None:
-        """Move the bar, or print a line if the last was long ago or nothing is left.
+        """Move the bar, or print a line if the last was long ago, and the last text in any case.
 
         Args:
             done: how many so far.
             text: what else to say; the rate when empty.
         """
-        now = time.monotonic()
+        now, last = time.monotonic(), bool(text) and done == self.total
         rate = (done - self._first) / max(now - self._started, 1e-9)
         text = text or f"{rate:.1f} per second"
         if self._bar is not None:
             self._bar.update(0, completed=done, description=text)
-        elif now - self._last >= _SECONDS_BETWEEN_LINES or done == self.total:
+        elif last or now - self._last >= _SECONDS_BETWEEN_LINES:
             self._last = now
             rest = "" if self.total is None else f" of {self.total}"
             left = f", {(self.total - done) / rate:.0f} s left" if self.total and rate else ""

@@ -103,7 +103,7 @@ class Shelf:
 
         if team is None or team.group is None:
             return embed(model, self.numbers, load=load, progress=False)
-        return embed_across(model, self.numbers, team.group, load=load)
+        return embed_across(model, self.numbers, team.group, load=load, progress=False)
 
 
 def load_splits(recipe: Recipe) -> Splits:

@@ -144,7 +144,7 @@ def test_without_a_restart_all_end_with_a_line(home: Path, jobs: list[Job], rank
     assert job.end(60) == 1, job.log.read_text()
     assert time.monotonic() - killed < 60
     assert not job.orphans()
-    wanted = f"cbml: another process was lost; go on with:  cbml train --resume {out} --processes 2"
+    wanted = f"cbml: another process was lost; go on with: cbml train --resume {out} --processes 2"
     assert wanted in job.log.read_text()
 
 
