@@ -48,13 +48,17 @@ class Collection:
             self._client = pymilvus.MilvusClient(address, token=token or "", timeout=timeout)
             self._open(pymilvus)
 
-    def query(self, where: str, fields: list[str], limit: int | None = None) -> list[Any]:
+    def query(
+        self, where: str, fields: list[str], *, limit: int | None = None, strict: bool = True
+    ) -> list[Any]:
         """These fields of the rows that meet a condition; with a limit, those of the smallest ids.
 
         Args:
             where: the condition.
             fields: their names.
             limit: how many rows at most, up to LARGEST_PAGE.
+            strict: see what all programs have written up to now, for which the server waits a
+                fifth of a second; else what this one has.
         """
         options = {} if limit is None else {"limit": limit}
         with self._one_line():
@@ -63,13 +67,13 @@ class Collection:
                 filter=where,
                 output_fields=fields,
                 timeout=self.timeout,
-                consistency_level="Strong",
+                consistency_level="Strong" if strict else "Session",
                 **options,
             )
         return list(rows)
 
     def search(self, queries: Vectors, where: str, limit: int) -> list[list[tuple[float, int]]]:
-        """Similarity and id of the nearest rows of each query, in the server's order.
+        """Similarity and id of the nearest rows of each query, in the server's order; not strict.
 
         Args:
             queries: rows. (Q, D)
@@ -88,7 +92,7 @@ class Collection:
                     output_fields=["id"],
                     search_params={"metric_type": "IP"},
                     timeout=self.timeout,
-                    consistency_level="Strong",
+                    consistency_level="Session",
                 )
             found += [[(row["distance"], row["id"]) for row in hits] for hits in answer]
         return found

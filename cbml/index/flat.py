@@ -1,6 +1,7 @@
 """Exact neighbours: faiss finds candidates, one routine decides about them."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import faiss
@@ -10,10 +11,12 @@ from numpy.typing import NDArray
 from cbml.errors import DamagedFile
 from cbml.index.rows import Ids, Vectors, as_unit_rows
 
-__all__ = ["Flat", "in_order"]
+__all__ = ["Flat", "in_order", "one_thread_if"]
 
 # Numbers a second look may return at a time: 2**22 rows are 48 MiB.
 LOOK_SIZE = 2**22
+# Pairs that one thread compares in about a millisecond.
+FEW_PAIRS = 2**13
 
 
 class Flat:
@@ -70,7 +73,8 @@ class Flat:
             ids: of all rows; of equally similar rows the one with the smaller id comes first.
         """
         width = min(k + max(8, k // 32), len(self))
-        found, places = self.faiss.search(queries, width)
+        with one_thread_if(len(queries) == 1):
+            found, places = self.faiss.search(queries, width)
         similarities, chosen = in_order(self.compare(queries, places), ids[places])
         similarities, chosen = similarities[:, :k].copy(), chosen[:, :k].copy()
         if width < len(self):
@@ -86,14 +90,15 @@ class Flat:
             places: candidates of each query. (Q, W)
         """
         similarities = np.empty(places.shape, dtype=np.float32)
-        faiss.fvec_inner_products_by_idx(  # type: ignore[attr-defined]  # not in its stubs
-            faiss.swig_ptr(similarities),
-            faiss.swig_ptr(queries),
-            self.faiss.get_xb(),
-            faiss.swig_ptr(places),
-            self.faiss.d,
-            *places.shape,
-        )
+        with one_thread_if(places.size < FEW_PAIRS):
+            faiss.fvec_inner_products_by_idx(  # type: ignore[attr-defined]  # not in its stubs
+                faiss.swig_ptr(similarities),
+                faiss.swig_ptr(queries),
+                self.faiss.get_xb(),
+                faiss.swig_ptr(places),
+                self.faiss.d,
+                *places.shape,
+            )
         return similarities
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -129,6 +134,24 @@ class Flat:
                 anew = self.compare(queries[query : query + 1], candidates)
                 best, names = in_order(anew, ids[candidates])
                 similarities[query], chosen[query] = best[0, :k], names[0, :k]
+
+
+@contextlib.contextmanager
+def one_thread_if(little: bool) -> Iterator[None]:
+    """No other threads for little work: to wake and await them would take longer, or very long.
+
+    OpenMP keeps this number for each thread that calls it, so other searches are not disturbed.
+
+    Args:
+        little: whether the work is.
+    """
+    usual = faiss.omp_get_max_threads()
+    if little:
+        faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(usual)
 
 
 def in_order(similarities: Vectors, ids: Ids) -> tuple[Vectors, Ids]:

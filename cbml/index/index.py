@@ -8,7 +8,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from cbml.errors import BadData, DamagedFile
+from cbml.errors import DamagedFile
 from cbml.files import load_folder, save_folder
 from cbml.index.flat import Flat
 from cbml.index.hnsw import EFFORT, Hnsw

@@ -48,13 +48,14 @@ class MilvusStore:
         self._read_mark()
 
     def __len__(self) -> int:
-        return int(self._rows.query(self._visible(), ["count(*)"])[0]["count(*)"])
+        answer = self._rows.query(self._visible(), ["count(*)"], strict=False)
+        return int(answer[0]["count(*)"])
 
     def ids(self) -> Ids:  # noqa: D102 - what these do is said once, in Store
         found, page = [-1], [-1] * LARGEST_PAGE
         while len(page) == LARGEST_PAGE:
             where = f"id > {found[-1]} and {self._visible()}"
-            page = sorted(row["id"] for row in self._rows.query(where, ["id"], LARGEST_PAGE))
+            page = sorted(row["id"] for row in self._rows.query(where, ["id"], limit=LARGEST_PAGE))
             found += page
         return np.array(found[1:], dtype=np.int64)
 
@@ -79,6 +80,7 @@ class MilvusStore:
         places_of(ids, self._known(wanted))
         if len(wanted):  # one request, of which the server carries out all or nothing
             self._rows.delete(f"id in {wanted.tolist()}")
+            self._read_mark()  # strict: what is read from now on comes after the removal
 
     def vectors(self, ids: Ids) -> Vectors:  # noqa: D102
         wanted = as_ids(ids)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbml.errors import DamagedFile
-from cbml.index.flat import Flat
+from cbml.index.flat import FEW_PAIRS, Flat, one_thread_if
 from cbml.index.rows import Ids, Vectors
 
 __all__ = ["Sq8"]
@@ -61,11 +61,12 @@ class Sq8(Flat):
             places: candidates of each query. (Q, W)
         """
         similarities = np.empty(places.shape, dtype=np.float32)
+        own_places = np.arange(places.shape[1], dtype=np.int64)[None]
         for query, candidates in enumerate(places):
             rounded = Flat(self.dim)
-            rounded.add(self.vectors(candidates))
-            itself = np.arange(len(candidates), dtype=np.int64)[None]
-            similarities[query] = rounded.compare(queries[query : query + 1], itself)
+            with one_thread_if(len(candidates) < FEW_PAIRS):
+                rounded.add(self.vectors(candidates))
+            similarities[query] = rounded.compare(queries[query : query + 1], own_places)
         return similarities
 
     def arrays(self) -> dict[str, NDArray[Any]]:

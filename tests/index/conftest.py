@@ -1,0 +1,23 @@
+"""One real Milvus server for all tests that need it, stopped and cleaned away in any case."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.index.milvus_server import MilvusServer, why_not
+
+
+@pytest.fixture(scope="session")
+def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(f"no Milvus server: {reason}")
+    folder = tmp_path_factory.mktemp("milvus")
+    server = MilvusServer(folder / "server")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
