@@ -1,0 +1,38 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cbml.gallery import Gallery
+from tests.gallery import small
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small.pictures(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="session")
+def gallery_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("galleries") / "main"
+    small.built(folder, target)
+    return target
+
+
+@pytest.fixture(scope="session")
+def second_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("galleries") / "second"
+    small.built(folder, target, seed=2)
+    return target
+
+
+@pytest.fixture(scope="session")
+def gallery(gallery_folder: Path) -> Iterator[Gallery]:
+    with Gallery(gallery_folder) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def second(second_folder: Path) -> Iterator[Gallery]:
+    with Gallery(second_folder) as opened:
+        yield opened

@@ -1,0 +1,246 @@
+"""Searches against plain loops; likeness; the map; two models."""
+
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cbml.errors import BadData
+from cbml.gallery import Gallery, Wish, likeness, search
+from cbml.gallery.compare import compared, counterparts
+from cbml.gallery.layout import _descend, _gradient, _joint, layout
+from cbml.gallery.likeness import look_of, repeated
+from tests.gallery import small
+from tests.oracles import gallery as oracle
+
+WISHES: list[dict[str, object]] = [
+    {"k": 1},
+    {"k": 7},
+    {"k": 500},
+    {"k": 3, "hide_duplicates": True},
+    {"k": 40, "hide_duplicates": True},
+    {"k": 4, "label": "class 2"},
+    {"k": 4, "label": "class 2", "text": "/1", "hide_duplicates": True},
+    {"k": 10, "text": "CLASS 1"},
+    {"k": 10, "text": "no such thing"},
+    {"k": 5, "label": "no such label"},
+]
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
+    """With copies: the same file, another size, another compression, another class."""
+    folder = small.pictures(tmp_path_factory.mktemp("pictures"))
+    shutil.copyfile(folder / "class 2" / "1.png", folder / "class 2" / "same.png")
+    shutil.copyfile(folder / "class 2" / "1.png", folder / "class 3" / "stranger.png")
+    small.draw(201).resize((120, 90)).save(folder / "class 2" / "large.png")
+    small.draw(201).save(folder / "class 2" / "small.jpg", quality=90)
+    target = tmp_path_factory.mktemp("galleries") / "crowded"
+    small.built(folder, target)
+    with Gallery(target) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("depth", [search.DEPTH, 5])
+@pytest.mark.parametrize("wish", WISHES, ids=str)
+def test_answers_are_those_of_plain_loops(
+    crowded: Gallery, wish: dict[str, object], depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "DEPTH", depth)
+    monkeypatch.setattr(search, "MISSED", 1000)
+    if depth < 10 and not ({"label", "text"} & set(wish)):
+        pytest.skip("without a filter nothing is looked for below the depth")
+    rows = crowded.store.vectors(crowded.ids).tolist()
+    looks = crowded.state.looks.tolist()
+    names = [picture.name for picture in crowded.pictures]
+    labels = [picture.label for picture in crowded.pictures]
+    for place in [0, 11, 12, len(crowded) - 1]:
+        query = crowded.picture_query(int(crowded.ids[place]))
+        answer = crowded.search(query, Wish(**wish))  # type: ignore[arg-type]
+        asked = (rows[place], looks[place], place)
+        results, missed = oracle.search(rows, names, labels, looks, asked, wish)
+        found = [
+            (result.rank, crowded.place(result.id), result.duplicate) for result in answer.results
+        ]
+        assert [row[1:] for row in found] == [row[1:] for row in results]
+        known = depth - 1 if depth < 10 else depth  # the query itself takes a place
+        ranks = [rank if rank <= known else None for rank, _, _ in results]
+        assert [row[0] for row in found] == ranks
+        assert [crowded.place(result.id) for result in answer.missed] == missed
+        assert answer.searched == len(crowded) - 1
+
+
+def test_an_upload_finds_itself_and_knows_no_label(crowded: Gallery) -> None:
+    path = Path(crowded.pictures[3].path)
+    answers = [crowded.search(crowded.query(source)) for source in (path, path.read_bytes())]
+    assert answers[0] == answers[1]
+    best = answers[0].results[0]
+    assert best.id == crowded.pictures[3].id
+    assert best.duplicate
+    assert best.similarity == pytest.approx(1, abs=1e-5)
+    assert {result.correct for result in answers[0].results} == {None}
+    assert answers[0].query.id is None
+    assert answers[0].missed == ()
+
+
+def test_labels_decide_what_is_correct(crowded: Gallery) -> None:
+    place = next(p for p, picture in enumerate(crowded.pictures) if picture.label == "class 2")
+    answer = crowded.search(crowded.picture_query(int(crowded.ids[place])), Wish(k=500))
+    for result in answer.results:
+        expected = None if result.label is None else result.label == "class 2"
+        assert result.correct is expected
+    assert answer.query.positives == sum(result.correct is True for result in answer.results)
+    first = next(result.rank for result in answer.results if result.correct)
+    assert answer.query.first_hit_rank is not None
+    assert first is not None
+    assert answer.query.first_hit_rank >= first  # ties count against the query
+
+
+def test_wishes_are_checked(crowded: Gallery) -> None:
+    with pytest.raises(BadData, match="k must be from 1"):
+        Wish(k=0)
+    with pytest.raises(BadData, match="k must be from 1"):
+        Wish(k=501)
+    with pytest.raises(BadData, match="min_probability"):
+        Wish(min_probability=float("nan"))
+    with pytest.raises(BadData, match="no calibration"):
+        crowded.search(crowded.picture_query(0), Wish(min_probability=0.5))
+    with pytest.raises(BadData, match="picture 12345: not in this gallery"):
+        crowded.picture_query(12345)
+
+
+def test_worst_first(gallery: Gallery) -> None:
+    scores = gallery.state.scores
+    assert scores is not None
+    keys = [
+        (scores.average_precisions[place], -scores.first_hits[place], gallery.ids[place])
+        for place in gallery.worst
+    ]
+    assert keys == sorted(keys)
+    assert len(keys) == int((scores.positives > 0).sum())
+
+
+def test_compression_and_size_are_the_same_look(photographs: list[Image.Image]) -> None:
+    for picture in photographs:
+        versions = [picture.resize((picture.width // 2, picture.height // 2))]
+        for quality in (60, 85):
+            output = io.BytesIO()
+            picture.save(output, format="JPEG", quality=quality)
+            versions.append(Image.open(output).convert("RGB"))
+        for version in versions:
+            difference = look_of(picture).astype(int) - look_of(version)
+            assert np.abs(difference).max() <= likeness.TOLERANCE
+
+
+def test_other_pictures_are_another_look(photographs: list[Image.Image]) -> None:
+    looks = np.array([look_of(picture) for picture in photographs])
+    assert not repeated(looks).any()
+    assert repeated(np.concatenate([looks, looks])).tolist() == [False] * len(looks) + [True] * len(
+        looks
+    )
+
+
+@pytest.fixture(scope="module")
+def photographs() -> list[Image.Image]:
+    data = pytest.importorskip("skimage.data")
+    folder = Path(data.__file__).parent
+    paths = [folder / name for name in ("chelsea.png", "coffee.png", "rocket.jpg", "camera.png")]
+    return [Image.open(path).convert("RGB") for path in paths if path.exists()]
+
+
+def test_a_chain_of_small_changes_does_not_hide_everything() -> None:
+    # Each is like the one before, but only what is like a picture that is shown is a repetition.
+    looks = np.array([[10 * step] * likeness.LOOK for step in range(10)], dtype=np.uint8)
+    assert repeated(looks).tolist() == [False, True] * 5
+
+
+def test_the_map_descends_the_cost_of_tsne() -> None:
+    chance = np.random.default_rng(0)
+    vectors = chance.standard_normal((9, 5)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    joint, places = _joint(vectors), chance.standard_normal((9, 2)).astype(np.float32)
+    assert joint.sum() == pytest.approx(1, abs=1e-5)
+    buffers = np.empty_like(joint), np.empty_like(joint)
+    gradient = _gradient(joint, places, 1.0, *buffers)
+    exact = places.astype(np.float64)
+    for point, axis in np.ndindex(9, 2):
+        step = np.zeros((9, 2))
+        step[point, axis] = 1e-4
+        slope = (
+            oracle.tsne_cost(joint.tolist(), (exact + step).tolist())
+            - oracle.tsne_cost(joint.tolist(), (exact - step).tolist())
+        ) / 2e-4
+        assert gradient[point, axis] == pytest.approx(slope, abs=2e-4)
+    before = oracle.tsne_cost(joint.tolist(), (1e-4 * exact).tolist())
+    after = oracle.tsne_cost(joint.tolist(), _descend(joint, 1e-4 * places).tolist())
+    assert after < 0.7 * before
+
+
+def test_the_map_keeps_groups_together_and_is_always_the_same() -> None:
+    chance = np.random.default_rng(1)
+    centres = chance.standard_normal((5, 16))
+    labels = np.arange(200) % 5
+    vectors = (centres[labels] + 0.3 * chance.standard_normal((200, 16))).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    places = layout(vectors)
+    np.testing.assert_array_equal(places, layout(vectors))
+    flat = places.astype(float)
+    distances = np.linalg.norm(flat[:, None] - flat[None], axis=2)
+    np.fill_diagonal(distances, np.inf)
+    assert (labels[distances.argmin(axis=1)] == labels).mean() > 0.95
+    assert places.max() == 65535
+
+
+@pytest.mark.parametrize(("count", "dim"), [(0, 4), (1, 4), (2, 4), (3, 4), (7, 1), (50, 2)])
+def test_maps_of_few_or_equal_pictures(count: int, dim: int) -> None:
+    vectors = np.zeros((count, dim), dtype=np.float32)
+    vectors[:, 0] = 1
+    places = layout(vectors)
+    assert places.shape == (count, 2)
+
+
+def test_more_pictures_than_landmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cbml.gallery import layout as module
+
+    monkeypatch.setattr(module, "LANDMARKS", 60)
+    chance = np.random.default_rng(1)
+    labels = np.arange(300) % 4
+    vectors = chance.standard_normal((4, 16))[labels] + 0.2 * chance.standard_normal((300, 16))
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    flat = module.layout(vectors).astype(float)
+    distances = np.linalg.norm(flat[:, None] - flat[None], axis=2)
+    np.fill_diagonal(distances, np.inf)
+    assert (labels[distances.argmin(axis=1)] == labels).mean() > 0.95
+
+
+def test_two_models_side_by_side(gallery: Gallery, second: Gallery) -> None:
+    moves = counterparts(gallery, second), counterparts(second, gallery)
+    for here, there in enumerate(moves[0].tolist()):
+        assert gallery.pictures[here].name == second.pictures[there].name
+    queries = gallery.picture_query(int(gallery.ids[4])), second.picture_query(int(second.ids[4]))
+    sides = compared((gallery, second), queries, moves, 8)
+    orders = [
+        [result.name for result in one.search(query, Wish(k=500)).results]
+        for one, query in zip((gallery, second), queries, strict=True)
+    ]
+    for side in (0, 1):
+        assert [result["name"] for result in sides[side]["results"]] == orders[side][:8]
+        for result in sides[side]["results"]:
+            assert result["other_rank"] == orders[1 - side].index(result["name"]) + 1
+            assert result["moved"] == result["other_rank"] - result["rank"]
+
+
+def test_counterparts_of_pictures_that_are_not_there(
+    gallery: Gallery, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "class 1", tmp_path / "p" / "class 1")
+    (tmp_path / "p" / "class 1" / "0.png").rename(tmp_path / "p" / "class 1" / "other name.png")
+    small.built(tmp_path / "p", tmp_path / "g")
+    with Gallery(tmp_path / "g") as part:
+        found = counterparts(gallery, part)
+    expected = [picture.label == "class 1" for picture in gallery.pictures]
+    assert (found >= 0).tolist() == expected
