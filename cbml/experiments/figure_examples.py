@@ -40,19 +40,25 @@ def draw_examples(
     test = splits.test if splits.test is not None else splits.gallery
     assert test is not None
     shelf = Shelf.of(test, recipe.crop)
-    labels = shelf.images.known_labels
     names = list(dict.fromkeys(unit.row for unit in units))[:2]
     found = []
     for name in names:
         unit = next(unit for unit in units if unit.row == name)
         model = Embedder.load(out / "runs" / run_name(unit) / "model").eval()
         found.append(nearest(shelf.embedded(model), _FOUND))
+    return _drawn(pyplot, shelf, names, found)
+
+
+def _drawn(pyplot: Any, shelf: Shelf, names: Sequence[str], found: Sequence[Places]) -> Any:
+    labels = shelf.images.known_labels
     queries = chosen_queries(found[0], found[1], labels, _QUERIES)
-    size = (1.0 * (2 * _FOUND + 2), 1.12 * len(queries) + 0.6)
     widths = [1.0, 0.25, *[1.0] * _FOUND, 0.25, *[1.0] * _FOUND]
-    options = {"width_ratios": widths}
     figure, panels = pyplot.subplots(
-        len(queries), len(widths), figsize=size, squeeze=False, gridspec_kw=options
+        len(queries),
+        len(widths),
+        figsize=(1.0 * (2 * _FOUND + 2), 1.12 * len(queries) + 0.6),
+        squeeze=False,
+        gridspec_kw={"width_ratios": widths},
     )
     for panel in panels.ravel():
         panel.axis("off")
@@ -62,8 +68,8 @@ def draw_examples(
             for offset, place in enumerate(places[query].tolist()):
                 _show(line[start + offset], shelf, place, bool(labels[place] == labels[query]))
     panels[0][0].set_title("query", fontsize=9)
-    panels[0][2].set_title(names[0], fontsize=9, loc="left")
-    panels[0][3 + _FOUND].set_title(names[1], fontsize=9, loc="left")
+    for start, name in zip((2, 3 + _FOUND), names, strict=True):
+        panels[0][start].set_title(name, fontsize=9, loc="left")
     return figure
 
 

@@ -34,20 +34,21 @@ def draw_gap(
     for panel, pseudo in zip(panels, (False, True), strict=True):
         shown = [name for name in names if (PSEUDO_MARK in name) == pseudo]
         for offset, split, colour in ((-0.2, "train", _SEEN), (0.2, "test", _UNSEEN)):
-            for place, name in enumerate(shown):
-                values = _recalls(records, name, split)
-                if values:
-                    found = estimate(values)
-                    label = {"train": "training classes", "test": "unseen classes"}[split]
-                    bars = panel.bar(
-                        place + offset,
-                        found.mean,
-                        0.38,
-                        yerr=found.half_width,
-                        color=colour,
-                        label=label if place == 0 else None,
-                    )
-                    panel.bar_label(bars, fmt="%.1f", fontsize=8)
+            found = {
+                place + offset: estimate(values)
+                for place, name in enumerate(shown)
+                if (values := _recalls(records, name, split))
+            }
+            if found:
+                bars = panel.bar(
+                    list(found),
+                    [one.mean for one in found.values()],
+                    0.38,
+                    yerr=[one.half_width or 0.0 for one in found.values()],
+                    color=colour,
+                    label={"train": "training classes", "test": "unseen classes"}[split],
+                )
+                panel.bar_label(bars, fmt="%.1f", fontsize=8)
         panel.set_xticks(range(len(shown)), [name.split(PSEUDO_MARK)[0] for name in shown])
         panel.set_title("with pseudo-labels" if pseudo else "with labels", fontsize=10)
         panel.grid(axis="x", visible=False)

@@ -72,11 +72,14 @@ def draw_figure(figure: Figure, units: Sequence[Unit], out: Path, sources: Sourc
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    wanted = {(unit.row, unit.recipe.seed) for unit in units}
+    units = [sources.named(unit) for unit in units]
+    wanted = {(unit.row, unit.recipe.seed, unit.overrides, unit.protocol) for unit in units}
     records = [
         record
         for record in read_records(records_file(out, units[0]))
-        if (record["row"], record["seed"]) in wanted and record["failed"] is None
+        if record["failed"] is None
+        and (record["row"], record["seed"], tuple(record["overrides"]), record["protocol"])
+        in wanted
     ]
     first = units[0]
     place = out / "figures" / f"{figure.table.name}-{first.scale}-{first.recipe.data}.png"

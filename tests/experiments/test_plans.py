@@ -50,7 +50,9 @@ def test_trials_choose_the_rate_and_their_run_is_the_final_one() -> None:
     assert run_name(second) != run_name(first)
     (given,) = plan_units(plan(only=("MS",), sweeps=("learning_rate=1",)), range(1), trials)
     assert given.recipe.settings.learning_rate == 1.0
-    with pytest.raises(BadData, match=r"MS: the trials with learning rates \[0.0008\] are not done"):
+    with pytest.raises(
+        BadData, match=r"MS: the trials with learning rates \[0.0008\] are not done"
+    ):
         chosen_rates(trials[:3])
 
 

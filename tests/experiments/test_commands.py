@@ -1,0 +1,109 @@
+"""`cbml reproduce`, `cbml table` and the figures, from the words of the command line to files."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from cbml.cli import main
+from cbml.experiments import read_records
+
+SMALL = [
+    *("--data", "emoji", "--set", "backbone=conv4", "--set", "crop=16", "--set", "dim=8"),
+    *("--set", "classes_per_batch=3", "--set", "pictures_per_class=3", "--set", "steps=2"),
+    *("--set", "validate_every=2", "--set", "workers=0", "--set", "compile=false"),
+]
+
+
+def run(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return int(end.value.code or 0)
+
+
+def reproduce(table: str, root: Path, out: Path, *words: str) -> int:
+    return run(["reproduce", table, "--root", str(root), "--out", str(out), *SMALL, *words])
+
+
+def test_trials_then_the_table_then_its_print(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = ["--only", "MS", "--only", "CBML (from data)"]
+    assert reproduce("loss-ablation", root, tmp_path, "--trials", *rows, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["done"] == 8
+    assert reproduce("loss-ablation", root, tmp_path, "--seeds", "2", *rows, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["done"] == 4
+    records = read_records(tmp_path / "loss-ablation-laptop" / "emoji.jsonl")
+    assert {record["rate_from"] for record in records} == {"trials on validation classes"}
+    found = [record for record in records if record["row"] == "CBML (from data)"]
+    assert all(record["parameters"] for record in found), "what was estimated is on record"
+    assert run(["table", "loss-ablation", "--records", str(tmp_path)]) == 0
+    assert "± " in capsys.readouterr().out
+    assert run(["table", "loss-ablation", "--records", str(tmp_path), "--json"]) == 0
+    (block,) = json.loads(capsys.readouterr().out)["blocks"]
+    assert [line["ours"]["R@1"]["count"] for line in block["lines"]] == [2, 2]
+
+
+def test_a_search_remembers_and_never_sees_the_test(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--only", "CBML", "--search", "learning_rate=1e-5:1e-2", "--json"]
+    ranges = ["--search", "averaging=log,sqrt"]
+    assert reproduce("loss-ablation", root, tmp_path, *words, *ranges, "--count", "2") == 0
+    first = json.loads(capsys.readouterr().out)
+    assert reproduce("loss-ablation", root, tmp_path, *words, *ranges, "--count", "3") == 0
+    second = json.loads(capsys.readouterr().out)
+    assert len(second) == 3
+    assert all(line in second for line in first), "those done are not done again"
+    assert second[0]["validation"] == max(line["validation"] for line in second)
+    records = read_records(tmp_path)
+    assert all("test" not in record["scores"] for record in records)
+    assert reproduce("loss-ablation", root, tmp_path, "--search", "learning_rate=1e-5:1e-2") == 3
+    assert "choose one row" in capsys.readouterr().err
+
+
+FIGURES = ["figure-terms", "figure-similarity", "figure-examples"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_one_command(name: str, root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert reproduce(name, root, tmp_path, "--seeds", "1") == 0
+    with Image.open(tmp_path / "figures" / f"{name}-laptop-emoji.png") as picture:
+        assert picture.width > 500
+
+
+def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "--list", "--scale", "full", "--json"]) == 0
+    tables = {entry["table"]: entry["rows"] for entry in json.loads(capsys.readouterr().out)}
+    assert len(tables) == 15 + 5, "13 of the paper, two studies and five figures"
+    (row,) = [row for row in tables["pseudo-scratch"] if row["row"].startswith("ResNet-18 CBML")]
+    assert "pictures of SOP" in row["needs"]
+    assert "no weights" in row["needs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "name a TABLE"),
+        (["loss-ablatio"], 3, "did you mean 'loss-ablation'"),
+        (["figure-gab"], 3, "did you mean 'figure-gap'"),
+        (["lambda", "--data", "birds"], 3, "use one of emoji, cub"),
+        (["lambda", "--weights", "nowhere.pt"], 3, "nowhere.pt: no such file"),
+        (["pseudo", "--trials"], 3, "nothing to try on"),
+    ],
+)
+def test_wrong_words_are_one_line(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["reproduce", *words]) == code
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_missing_pictures_say_what_to_provide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", "lambda", "--data", "cub", "--out", str(tmp_path), "--seeds", "1"]
+    assert run(words) == 3
+    assert "cbml data get cub" in " ".join(capsys.readouterr().err.split())
