@@ -13,6 +13,7 @@ from cbml.gallery.metrics import Metrics
 __all__ = ["HEADERS", "Guard", "allowed_hosts", "error_body"]
 
 IN_FLIGHT = 64
+HEADER_BYTES = 32 * 1024
 _POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -102,6 +103,8 @@ class Guard:
         headers: dict[bytes, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, []).append(value.decode("latin-1"))
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
+            return 431, "the head of the request is too long"
         hosts = headers.get(b"host", [])
         if len(hosts) != 1 or not self._known(hosts[0]):
             return 421, "this service does not answer to that Host; see --allow-host"

