@@ -33,8 +33,12 @@ def home(tmp_path: Path) -> dict[str, str]:
     """An empty home in which completion was installed as a user would install it."""
     path = f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, "HOME": str(tmp_path), "PATH": path}
+    # The shell is found by looking at the program's parents; `exit` keeps bash from stepping aside.
     subprocess.run(
-        ["cbml", "--install-completion", "bash"], env=variables, check=True, capture_output=True
+        [str(BASH), "-c", "cbml --install-completion; exit $?"],
+        env=variables,
+        check=True,
+        capture_output=True,
     )
     return variables
 
