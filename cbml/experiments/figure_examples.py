@@ -15,7 +15,7 @@ from cbml.training.assembly import Shelf, load_splits
 
 __all__ = ["chosen_queries", "draw_examples", "nearest"]
 
-_QUERIES, _FOUND, _SIDE = 6, 5, 96
+_QUERIES, _FOUND = 6, 5
 _RIGHT, _WRONG = "#1a9850", "#d73027"
 
 Rows = NDArray[np.float32]
@@ -110,7 +110,7 @@ def chosen_queries(first: Places, second: Places, labels: Places, count: int) ->
 
 
 def _show(panel: Any, shelf: Shelf, place: int, right: bool | None) -> None:
-    pixels = shelf.packed.sized(shelf.numbers[place], _SIDE)
+    pixels = shelf.packed.sized(shelf.numbers[place], shelf.packed.short_side)
     panel.imshow(pixels.permute(1, 2, 0).numpy())
     panel.axis("on")
     panel.grid(visible=False)

@@ -40,7 +40,7 @@ def draw_similarity(
     splits = load_splits(recipe)
     test = splits.test if splits.test is not None else splits.query
     assert test is not None
-    models: dict[str, Embedder] = {"pretrained, random projection": build_model(recipe).eval()}
+    models: dict[str, Embedder] = {"before training": build_model(recipe).eval()}
     for name in dict.fromkeys(unit.row for unit in units):
         models[name] = Embedder.load(out / "runs" / run_name(first[name]) / "model").eval()
     sets = {"training classes": _some(splits.train), "unseen classes": _some(test)}

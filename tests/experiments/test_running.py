@@ -11,7 +11,7 @@ import pytest
 
 from cbml.experiments import Sources, read_records, run_units
 from cbml.experiments.units import run_name
-from cbml.training import Listener, read_metrics, read_record
+from cbml.training import Listener, read_metrics, read_record, with_overrides
 from tests.experiments import children
 from tests.experiments.small import STEPS, unit
 
@@ -83,6 +83,19 @@ def test_numbers_that_go_bad_are_a_result(root: Path, tmp_path: Path) -> None:
     failed = [record["failed"] for record in read_records(tmp_path) if record["failed"]]
     assert len(failed) == 1
     assert "step" in failed[0]
+
+
+def test_a_run_without_labels_is_a_unit_as_well(root: Path, tmp_path: Path) -> None:
+    wanted = unit(scored=("train", "test"))
+    changes = ["labels=none", "clusters=4", "batch_range=8", "pictures_per_class=2"]
+    recipe = with_overrides(wanted.recipe, [*changes, "validate_every=0", "validation=0.0"])
+    wanted = dataclasses.replace(wanted, recipe=recipe)
+    assert run([wanted], tmp_path, root) == ({"done": 1}, STEPS)
+    (record,) = read_records(tmp_path / "loss-ablation-laptop")
+    assert 0.0 <= record["scores"]["train"]["recall@1"] <= 1.0
+    assert 0.0 <= record["scores"]["test"]["recall@1"] <= 1.0
+    assert record["settings"]["clusters"] == 4
+    assert run([wanted], tmp_path, root) == ({"finished": 1}, 0)
 
 
 def wait_for_steps(folder: Path, count: int) -> None:
