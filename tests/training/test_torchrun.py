@@ -163,7 +163,7 @@ def test_the_launcher_passes_signals_on(
         time.sleep(0.01)
     job.workers()
     job.child.send_signal(number)
-    assert job.end(60) == 128 + number, job.log.read_text()
+    assert job.end(120) == 128 + number, job.log.read_text()
     assert not job.orphans()
     last = job.log.read_text().strip().splitlines()[-1]
     assert last.endswith(f"go on with:  cbml train --resume {out} --processes 2")
