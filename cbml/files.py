@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from cbml.errors import DamagedFile
 __all__ = ["load_folder", "replaced_file", "save_folder", "sha256", "write_json"]
 
 MANIFEST = "manifest.json"
+SCRATCH = ".part-"
+# No save takes a day: what is older belongs to one that was killed.
+ABANDONED_AFTER = 24 * 3600.0
 
 Writer = Callable[[Path], object]
 
@@ -82,10 +87,13 @@ def save_folder(
         about: plain facts to keep in the manifest.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    _delete_abandoned(folder)
     entries: dict[str, dict[str, object]] = {}
     for name, write in parts.items():
         with contextlib.ExitStack() as stack:
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".")))
+            scratch = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH))
+            )
             write(scratch / name)
             digest = sha256(scratch / name)
             stored = f"{Path(name).stem}-{digest[:16]}{Path(name).suffix}"
@@ -173,6 +181,19 @@ def _delete_unnamed(folder: Path, named: set[str]) -> None:
         ours = len(tail) == 16 and set(tail) <= set("0123456789abcdef")
         if path.is_file() and ours and path.name not in named:
             path.unlink(missing_ok=True)
+
+
+def _delete_abandoned(folder: Path) -> None:
+    """Delete what a killed save left behind; it may be as large as all that was saved."""
+    oldest = time.time() - ABANDONED_AFTER
+    for path in folder.glob(f"{SCRATCH}*"):
+        with contextlib.suppress(FileNotFoundError):  # another save was faster
+            if path.stat().st_mtime < oldest:
+                shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 def _umask() -> int:

@@ -210,3 +210,19 @@ def test_a_manifest_nested_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(DamagedFile, match="not readable as JSON"):
         load_folder(tmp_path, KIND)
+
+
+def test_what_a_killed_save_left_goes_a_day_later(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    save_folder(folder, "cbml test 1", {"a.txt": lambda path: path.write_text("a")}, {})
+    old, young = folder / ".part-old", folder / ".part-young"
+    for scratch in (old, young):
+        scratch.mkdir()
+        (scratch / "a.txt").write_text("half")
+    half, foreign = folder / ".a-0.txt.xyz.tmp", folder / ".notes"
+    half.write_text("half")
+    foreign.write_text("mine")
+    for path in (old, half, foreign):
+        os.utime(path, (0, 0))
+    save_folder(folder, "cbml test 1", {"a.txt": lambda path: path.write_text("b")}, {})
+    assert {path.name for path in folder.glob(".*")} == {young.name, foreign.name}
