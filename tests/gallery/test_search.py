@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cbml.bayes import MatchProbability
 from cbml.errors import BadData
-from cbml.gallery import Gallery, Wish, likeness, search
+from cbml.gallery import Gallery, Wish, build, likeness, list_pictures, search
 from cbml.gallery.compare import compared, counterparts
 from cbml.gallery.layout import _descend, _gradient, _joint, layout
 from cbml.gallery.likeness import look_of, repeated
@@ -244,3 +245,31 @@ def test_counterparts_of_pictures_that_are_not_there(
         found = counterparts(gallery, part)
     expected = [picture.label == "class 1" for picture in gallery.pictures]
     assert (found >= 0).tolist() == expected
+
+
+def test_probabilities_are_those_of_the_calibration(folder: Path, tmp_path: Path) -> None:
+    chance = np.random.default_rng(3)
+    labels = np.repeat(np.arange(60), 6)
+    rows = chance.standard_normal((60, 8))[labels] + 0.6 * chance.standard_normal((360, 8))
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    calibration = MatchProbability.fit(rows, labels)
+    listed = [one for one in list_pictures(folder) if one.label is not None]
+    for _ in range(2):  # the second build has nothing to do and changes nothing
+        build(small.model(), listed, tmp_path / "g", calibration=calibration)
+    with Gallery(tmp_path / "g") as opened:
+        names = np.array([picture.label for picture in opened.pictures])
+        fitted = calibration.for_gallery(opened.store.vectors(opened.ids), names)
+        query = opened.picture_query(0)
+        everything = opened.search(query, Wish(k=500)).results
+        expected = fitted.probability(np.array([result.similarity for result in everything]))
+        found = np.array([result.probability for result in everything])
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        limit = float(np.median(found))
+        some = opened.search(query, Wish(k=500, min_probability=limit))
+        assert [result.id for result in some.results] == [
+            result.id for result in everything if (result.probability or 0) >= limit
+        ]
+        # The filter does not change what the others are worth.
+        few = opened.search(query, Wish(k=500, label="class 1")).results
+        by_id = {result.id: result.probability for result in everything}
+        assert [result.probability for result in few] == [by_id[result.id] for result in few]
