@@ -2,7 +2,8 @@
 
 from cbml.experiments.plans import Plan, plan_trials, plan_units
 from cbml.experiments.records import read_records
-from cbml.experiments.running import Progress, Sources, run_units
+from cbml.experiments.running import Progress, run_units
+from cbml.experiments.sources import Sources
 from cbml.experiments.units import Unit
 
 __all__ = [

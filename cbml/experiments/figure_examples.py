@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbml.experiments.records import Record
-from cbml.experiments.running import Sources
+from cbml.experiments.sources import Sources
 from cbml.experiments.units import Unit, run_name
 from cbml.models import Embedder
 from cbml.training.assembly import Shelf, load_splits

@@ -6,7 +6,7 @@ from typing import Any
 
 from cbml.experiments.figure_rows import PSEUDO_MARK
 from cbml.experiments.records import Record
-from cbml.experiments.running import Sources
+from cbml.experiments.sources import Sources
 from cbml.experiments.statistics import estimate
 from cbml.experiments.units import Unit
 

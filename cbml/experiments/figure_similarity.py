@@ -9,7 +9,7 @@ import numpy as np
 from cbml.bayes.histograms import PairHistogram
 from cbml.data import ImageSet
 from cbml.experiments.records import Record
-from cbml.experiments.running import Sources
+from cbml.experiments.sources import Sources
 from cbml.experiments.units import Unit, run_name
 from cbml.models import Embedder
 from cbml.training.assembly import Shelf, build_model, load_splits

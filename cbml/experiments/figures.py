@@ -11,7 +11,7 @@ from cbml.experiments import figure_examples, figure_lines, figure_similarity
 from cbml.experiments.figure_rows import EXAMPLES, GAMMA, GAP, SIMILARITY, TERMS
 from cbml.experiments.records import read_records, records_file
 from cbml.experiments.rows import Table
-from cbml.experiments.running import Sources
+from cbml.experiments.sources import Sources
 from cbml.experiments.units import Unit
 from cbml.files import replaced_file
 

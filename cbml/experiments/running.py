@@ -13,12 +13,12 @@ from torch import nn
 
 from cbml.bayes import PairStatistics
 from cbml.data import Splits
-from cbml.errors import BadData
 from cbml.evaluation import evaluate
 from cbml.experiments.claims import STALE_SECONDS, Claim, claimed
 from cbml.experiments.records import add_records, build_record, records_file
+from cbml.experiments.sources import Sources
 from cbml.experiments.units import Unit, run_name
-from cbml.files import sha256, write_json
+from cbml.files import write_json
 from cbml.losses import build_loss
 from cbml.models import Embedder
 from cbml.pseudo import train_unlabelled
@@ -34,48 +34,12 @@ from cbml.training import (
 from cbml.training.assembly import flat_scores, load_splits
 from cbml.training.scoring import note_test_look, score_split
 
-__all__ = ["Progress", "Sources", "finished_scores", "run_units"]
+__all__ = ["Progress", "finished_scores", "run_units"]
 
 # Every K of the paper's tables.
 _score = functools.partial(evaluate, recall_at=(1, 2, 4, 8, 10, 20, 30, 100, 1000))
 
 Word = Literal["finished", "done", "failed", "elsewhere"]
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Where this machine keeps what the recipes only name.
-
-    Args:
-        root: folder or archive of the pictures; None for sets that need none, such as emoji.
-        weights: file with the backbone's weights; None for what the recipe says.
-    """
-
-    root: str | None = None
-    weights: str | None = None
-
-    def named(self, unit: Unit) -> Unit:
-        """The unit with the hash of the weights in its recipe: other weights are another run.
-
-        Args:
-            unit: as planned.
-        """
-        if self.weights is None:
-            return unit
-        path = Path(self.weights).expanduser()
-        if not path.is_file():
-            raise BadData(f"--weights {path}: no such file")
-        recipe = dataclasses.replace(unit.recipe, weights=f"sha256:{sha256(path)[:16]}")
-        return dataclasses.replace(unit, recipe=recipe)
-
-    def local(self, recipe: Recipe) -> Recipe:
-        """The recipe with the places of this machine in it.
-
-        Args:
-            recipe: with the name of a set.
-        """
-        weights = recipe.weights if self.weights is None else f"path:{self.weights}"
-        return dataclasses.replace(recipe, data=self.root or recipe.data, weights=weights)
 
 
 @dataclass

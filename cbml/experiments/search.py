@@ -13,7 +13,8 @@ from cbml.errors import BadData, MissingExtra
 from cbml.experiments.plans import TRIAL_SEED, Plan, row_recipe, table_rows
 from cbml.experiments.records import Record, read_records, records_file
 from cbml.experiments.rows import Row
-from cbml.experiments.running import Sources, run_units
+from cbml.experiments.running import run_units
+from cbml.experiments.sources import Sources
 from cbml.experiments.units import Unit
 from cbml.training import Listener
 
