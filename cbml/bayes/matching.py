@@ -23,6 +23,8 @@ from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
 __all__ = ["MatchProbability"]
 
 KIND = "cbml match probability 1"
+# What a gallery with labels must have to teach its own weights.
+ENOUGH_PICTURES, ENOUGH_CLASSES = 200, 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ class MatchProbability:
         fitted_positives: R where the weights were fitted.
         positives: R where they are used.
         check: how far the probabilities held on classes left out while fitting.
+        source: the line of the first fit, which `for_gallery` keeps, to know it again by.
     """
 
     line: Line
@@ -55,9 +58,16 @@ class MatchProbability:
     fitted_positives: float
     positives: float
     check: Reliability = field(repr=False)
+    source: Line = field(repr=False)
 
     def __post_init__(self) -> None:
-        numbers = (*self.line, self.typical_background, self.fitted_positives, self.positives)
+        numbers = (
+            *self.line,
+            *self.source,
+            self.typical_background,
+            self.fitted_positives,
+            self.positives,
+        )
         if not all(map(math.isfinite, numbers)):
             raise ValueError("line, typical_background and positives must be finite numbers")
         if min(self.fitted_positives, self.positives) <= 0.0:
@@ -101,6 +111,7 @@ class MatchProbability:
             fitted_positives=expected,
             positives=expected,
             check=found.check,
+            source=found.line,
         )
 
     def background(self, similarities: ArrayLike) -> NDArray[np.float64]:
@@ -139,7 +150,11 @@ class MatchProbability:
     def for_gallery(
         self, embeddings: Matrix, labels: Labels | None = None, *, positives: float | None = None
     ) -> "MatchProbability":
-        """The same probabilities for searches in another set than the one fitted on.
+        """Probabilities for searches in another set than the one fitted on.
+
+        A gallery whose labels give enough right results (200 pictures with another of their class,
+        of 20 classes) teaches its own weights: nothing knows better which of its classes look
+        alike. Otherwise the weights stay.
 
         Args:
             embeddings: what will be searched. (N, D)
@@ -148,18 +163,24 @@ class MatchProbability:
             positives: R, how many right pictures a query can expect; as where it was fitted when
                 neither this nor labels are given.
         """
-        rows = _unit(embeddings)
-        if positives is None and labels is not None:
+        rows, base = _unit(embeddings), self
+        if labels is not None:
             names = as_labels(labels, len(rows), "labels")
-            positives = float(np.square(np.unique(names, return_counts=True)[1]).sum() / len(rows))
-        expected = self.fitted_positives if positives is None else positives
+            sizes = np.unique(names, return_counts=True)[1]
+            if sizes[sizes > 1].sum() >= ENOUGH_PICTURES and (sizes > 1).sum() >= ENOUGH_CLASSES:
+                base = MatchProbability.fit(rows, names)
+            if positives is None:
+                positives = float(np.square(sizes).sum() / len(rows))
+        expected = base.fitted_positives if positives is None else positives
         if not (math.isfinite(expected) and expected > 0.0):
             raise ValueError(f"positives must be a finite number above zero, got {expected}")
-        typical = self.typical_background
-        if len(rows) > self.crowd[0] + 1:
+        typical = base.typical_background
+        if base is self and len(rows) > self.crowd[0] + 1:
             lists = nearest_lists(rows, self.depth)
             typical = float(backgrounds(lists.similarities, self.crowd, typical).mean())
-        return dataclasses.replace(self, positives=expected, typical_background=typical)
+        return dataclasses.replace(
+            base, positives=expected, typical_background=typical, source=self.source
+        )
 
     def as_record(self) -> dict[str, Any]:
         """What `save` writes: every field, its kind and a checksum."""
@@ -169,6 +190,7 @@ class MatchProbability:
         facts = {
             **{name: getattr(self, name) for name in _NUMBERS},
             "line": list(self.line),
+            "source": list(self.source),
             "crowd": list(self.crowd),
             "curve": curve,
             "check": self.check.as_dict(),
@@ -196,6 +218,7 @@ class MatchProbability:
             return cls(
                 **{name: float(facts[name]) for name in _NUMBERS},
                 line=Line(*map(float, facts["line"])),
+                source=Line(*map(float, facts["source"])),
                 curve=None if points is None else MonotoneCurve(*map(tuple, points)),
                 crowd=(int(facts["crowd"][0]), int(facts["crowd"][1])),
                 check=Reliability.of_dict(facts["check"]),

@@ -6,11 +6,11 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbml.bayes import MatchProbability
 from cbml.errors import BadData
 from cbml.gallery.changes import Changes
 from cbml.gallery.layout import layout
@@ -28,6 +28,9 @@ from cbml.index import FolderStore, Store, open_store
 from cbml.index.index import Kind
 from cbml.models import Embedder
 from cbml.models.progress import Progress
+
+if TYPE_CHECKING:
+    from cbml.bayes import MatchProbability
 
 __all__ = ["Settings", "Site"]
 
@@ -76,9 +79,8 @@ class Site:
                 "pictures anew with --rebuild"
             )
         if settings.store not in (None, self.state.store):
-            raise BadData(
-                f"{folder}: its vectors live in {self.state.store!r}; choose another folder"
-            )
+            there = self.state.store
+            raise BadData(f"{folder}: its vectors live in {there!r}; choose another folder")
         self.removed, self.changed, self.bad_before = 0, not exists, self.state.bad
         self.store = self._opened_store()
         self.state = dataclasses.replace(
@@ -90,6 +92,8 @@ class Site:
             calibration=self.state.calibration if self.state.fingerprint == made_by else None,
         )
         self.saved = time.monotonic()
+        if not (exists or isinstance(self.store, FolderStore)):
+            self._write()  # at once: a kill must not forget the name of the server's collection
 
     def known(self) -> list[Picture]:
         """The pictures that need not be embedded again, as far as their files have not changed."""
@@ -139,7 +143,7 @@ class Site:
             raise
         return len(self.state.pictures) - before
 
-    def finish(self, evaluate: Evaluate | None, calibration: MatchProbability | None) -> None:
+    def finish(self, evaluate: Evaluate | None, calibration: "MatchProbability | None") -> None:
         """Scores, map and calibration, and the last commit, where anything is new.
 
         Args:
@@ -151,9 +155,7 @@ class Site:
             reason = f"; the first: {state.bad[0][0]}: {state.bad[0][1]}" if state.bad else ""
             raise BadData(f"{self.folder}: none of the pictures can be read{reason}")
         self.changed |= state.bad != self.bad_before
-        wanted = evaluate is not None and any(
-            picture.label is not None for picture in state.pictures
-        )
+        wanted = evaluate is not None and any(picture.label for picture in state.pictures)
         missing = state.layout is None or (wanted and state.scores is None)
         if self.changed or missing:
             vectors = self.store.vectors(_ids(state.pictures))
@@ -165,13 +167,13 @@ class Site:
         write_bad(self.folder / BAD_IMAGES, self.state.bad)
         self.store.close()
 
-    def _calibrate(self, calibration: MatchProbability | None) -> None:
+    def _calibrate(self, calibration: "MatchProbability | None") -> None:
         """Probabilities for these pictures, from the model's; as they were where nothing is new."""
         state, before = self.state, self.state.calibration
         calibration = calibration or before
         if calibration is None or len(state.pictures) < 2:
             return
-        if before is not None and before.line == calibration.line and not self.changed:
+        if before is not None and before.source == calibration.source and not self.changed:
             return
         labels = [picture.label for picture in state.pictures]
         fitted = calibration.for_gallery(

@@ -136,6 +136,28 @@ def test_a_gallery_with_fewer_right_pictures_lowers_the_odds(fitted: MatchProbab
     assert after.ece < 0.6 * before.ece
 
 
+def test_a_gallery_with_labels_teaches_its_own_weights(fitted: MatchProbability) -> None:
+    """What was learned elsewhere is far too sure of itself here."""
+    rows, labels = crowded(6)
+    sure = fitted.line._replace(constant=fitted.line.constant + 3.0)
+    other = dataclasses.replace(fitted, line=sure)
+    queries = np.arange(len(rows)) % 6 == 0
+    moved = other.for_gallery(rows[~queries], labels[~queries])
+    assert moved.positives == pytest.approx(5.0)
+    assert moved.fitted_positives == pytest.approx(4.0)
+    similarity = unit(rows[queries]) @ unit(rows[~queries]).T
+    order = np.argsort(-similarity, axis=1)[:, : max(other.depth, moved.depth)]
+    lists = np.take_along_axis(similarity, order, axis=1)
+    right = (labels[~queries][order] == labels[queries][:, None])[:, :5]
+    before, after = (
+        Reliability.of(one.probability(lists)[:, :5], right, ~right) for one in (other, moved)
+    )
+    assert after.ece < 0.05 < before.ece
+    assert moved.source == other.source != moved.line
+    few = other.for_gallery(rows[:100], labels[:100])
+    assert few.line == other.line
+
+
 def test_for_gallery_without_labels_keeps_the_expected_number(fitted: MatchProbability) -> None:
     rows, _ = crowded(3)
     assert fitted.for_gallery(rows).positives == fitted.positives
