@@ -52,6 +52,13 @@ def _as_written(app, what, name, obj, options, lines):  # type: ignore[no-untype
     lines[:] = shown
 
 
+def _records_inside(app, name, source):  # type: ignore[no-untyped-def]
+    """The records' own page lies outside of docs/; the site shows it as records.md."""
+    del app, name
+    source[0] = source[0].replace("](../results/README.md)", "](records.md)")
+
+
 def setup(app):  # type: ignore[no-untyped-def]
     """Sphinx calls this; docstrings are made ready before napoleon reads them."""
+    app.connect("source-read", _records_inside)
     app.connect("autodoc-process-docstring", _as_written, priority=400)

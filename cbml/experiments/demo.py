@@ -32,7 +32,7 @@ from cbml.training import (
 )
 from cbml.training.assembly import Shelf, build_model, flat_scores, load_splits
 
-__all__ = ["Demonstration", "demonstrate"]
+__all__ = ["Demonstration", "demonstrate", "reliability_of", "sight_of"]
 
 MakeGallery = Callable[[Embedder, Path, Path], object]
 Rows = NDArray[np.float32]
@@ -107,14 +107,14 @@ def demonstrate(
     listener.say(f"1 of 4: how the network sees unseen classes of {recipe.data} before training")
     splits = load_splits(recipe)
     unseen = _shelf(splits.test, recipe)
-    before = _sight(build_model(recipe), unseen)
+    before = sight_of(build_model(recipe), unseen)
     listener.say("2 of 4: training on the other classes")
     model = _trained(recipe, run, listener)
     listener.say("3 of 4: the unseen classes again, and the analysis")
-    after = _sight(model, unseen)
+    after = sight_of(model, unseen)
     note_test_look(run, after.scores)
     probability = _probability(run, model, splits.validation, recipe)
-    reliability = None if probability is None else _reliability(probability, after, unseen)
+    reliability = None if probability is None else reliability_of(probability, after, unseen)
     listener.say("4 of 4: a gallery of the unseen classes")
     make_gallery(model, run, folder / "gallery")
     found = Demonstration(
@@ -156,7 +156,13 @@ def _shelf(images: ImageSet | None, recipe: Recipe) -> Shelf:
     return Shelf.of(images, recipe.crop)
 
 
-def _sight(model: Embedder, shelf: Shelf) -> Sight:
+def sight_of(model: Embedder, shelf: Shelf) -> Sight:
+    """How a model sees labelled pictures.
+
+    Args:
+        model: in evaluation mode.
+        shelf: the pictures.
+    """
     rows = _embedded(model, shelf)
     labels = shelf.images.known_labels
     return Sight(rows, evaluate(rows, labels), analyze_set(rows, labels))
@@ -214,6 +220,13 @@ def _probability(
     return learned
 
 
-def _reliability(probability: MatchProbability, after: Sight, shelf: Shelf) -> Reliability:
+def reliability_of(probability: MatchProbability, sight: Sight, shelf: Shelf) -> Reliability:
+    """How far match probabilities hold among the first ten results of every search.
+
+    Args:
+        probability: learned from other classes.
+        sight: of the pictures.
+        shelf: the pictures.
+    """
     labels = shelf.images.known_labels
-    return check_results(probability.for_gallery(after.rows, labels), after.rows, labels)[10]
+    return check_results(probability.for_gallery(sight.rows, labels), sight.rows, labels)[10]

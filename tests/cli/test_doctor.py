@@ -26,18 +26,19 @@ Requires-Dist: absent-package>=1; extra == "dev"
 """
 
 
-def doctor(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def doctor(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cbml", "doctor", *words],
-        env={**os.environ, **variables},
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(cbml.__file__).parent.parent)},
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-def test_a_sound_installation_is_described_and_ends_well() -> None:
-    result = doctor()
+def test_a_sound_installation_is_described_and_ends_well(tmp_path: Path) -> None:
+    result = doctor(folder=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()
     kinds = ["cbml", "python", "packages", "machine", "gpu", "bfloat16", "browser", "extras"]
@@ -58,7 +59,7 @@ def torn(tmp_path: Path) -> Path:
 
 
 def test_a_broken_installation_is_named_with_its_remedy(torn: Path) -> None:
-    result = doctor("--json", PYTHONPATH=f"{torn}{os.pathsep}{Path(cbml.__file__).parent.parent}")
+    result = doctor("--json", folder=torn)  # what lies in the present folder is found first
     assert result.returncode == 1
     assert result.stderr == ""
     found = json.loads(result.stdout)
@@ -74,7 +75,7 @@ def test_a_broken_installation_is_named_with_its_remedy(torn: Path) -> None:
         "old": {"missing": ["numpy"], "install": "pip install 'cbml[old]'"},
         "both": {"missing": ["numpy"], "install": "pip install 'cbml[both]'"},
     }
-    assert "problem   absent-package" in doctor(PYTHONPATH=str(torn)).stdout
+    assert "problem   absent-package" in doctor(folder=torn).stdout
 
 
 def test_sets_weights_and_caches_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
