@@ -122,11 +122,14 @@ def test_every_picture_can_be_a_class_of_its_own(flat: Path, tmp_path: Path) -> 
     assert read_record(out)["sampler"]["pictures_per_class"] == 2
 
 
-def test_cross_entropy_on_the_clusters(flat: Path, tmp_path: Path) -> None:
+def test_cross_entropy_on_the_clusters(
+    flat: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     words = ["train", str(flat), "--labels", "none", "--loss", "normalized_softmax", *SMALL]
     assert run([*words, "--clusters", "5", "--out", str(out)]) == 0
     assert read_record(out)["clusters"] == 5
+    assert "the last model is kept" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
