@@ -5,14 +5,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cbml.bayes import MatchProbability
 from cbml.gallery.changes import changes_since
 from cbml.gallery.pictures import Listed
 from cbml.gallery.scoring import Evaluate
 from cbml.gallery.site import Settings, Site
 from cbml.models import Embedder
+
+if TYPE_CHECKING:
+    from cbml.bayes import MatchProbability
 
 __all__ = ["Built", "build"]
 
@@ -52,7 +54,7 @@ def build(
     folder: Path | str,
     *,
     evaluate: Evaluate | None = None,
-    calibration: MatchProbability | None = None,
+    calibration: "MatchProbability | None" = None,
     settings: Settings | None = None,
 ) -> Built:
     """Make a gallery of pictures, or bring one up to date: only new or changed files are embedded.

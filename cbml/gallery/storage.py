@@ -17,17 +17,19 @@ import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from cbml.bayes import MatchProbability
 from cbml.errors import BadData, DamagedFile
 from cbml.files import MANIFEST, load_folder, save_folder
 from cbml.gallery.likeness import LOOK
 from cbml.gallery.pictures import Picture
+
+if TYPE_CHECKING:
+    from cbml.bayes import MatchProbability
 
 __all__ = [
     "KIND",
@@ -94,7 +96,7 @@ class State:
     layout: NDArray[np.uint16] | None = None
     scores: QueryScores | None = None
     bad: tuple[tuple[str, str], ...] = ()
-    calibration: MatchProbability | None = None
+    calibration: "MatchProbability | None" = None
 
     def model_folder(self, folder: Path) -> Path:
         """Where the model is.
@@ -177,7 +179,7 @@ def read_state(folder: Path) -> State:
             layout=arrays.get("layout"),
             scores=None if about["scores"] is None else _scores(about["scores"], arrays),
             bad=bad,
-            calibration=MatchProbability.load(parts[CALIBRATION]) if CALIBRATION in parts else None,
+            calibration=_calibration(parts[CALIBRATION]) if CALIBRATION in parts else None,
         )
         _check(state)
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -211,6 +213,12 @@ def _arrays(state: State) -> dict[str, NDArray[Any]]:
         for name in ("first_hits", "positives", "average_precisions"):
             arrays[name] = getattr(state.scores, name)
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+def _calibration(path: Path) -> "MatchProbability":
+    from cbml.bayes import MatchProbability  # here, since it brings scikit-learn: seconds
+
+    return MatchProbability.load(path)
 
 
 def _scores(totals: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> QueryScores:

@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +65,3 @@ def server(gallery: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
             yield process, port
         finally:
             process.terminate()
-
-
-def names(built_pictures: Sequence[object]) -> set[str]:
-    return {str(getattr(picture, "name", picture)) for picture in built_pictures}

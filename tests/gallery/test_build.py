@@ -226,7 +226,7 @@ def test_a_kill_at_any_moment_leaves_a_sound_gallery(files: Path, tmp_path: Path
     target = tmp_path / "gallery"
     chance = np.random.default_rng(0)
     counts = set()
-    for round_number in range(40):
+    for round_number in range(30):
         with subprocess.Popen(
             [sys.executable, "-c", KILLED, str(files), str(target)],
             stdout=subprocess.PIPE,
@@ -246,7 +246,7 @@ def test_a_kill_at_any_moment_leaves_a_sound_gallery(files: Path, tmp_path: Path
             small.save(files / "class 0" / f"more {round_number}.png", 5000 + round_number)
     assert len(counts) > 3
     small.built(files, target)
-    assert len(facts(target)) == TOTAL + 4
+    assert len(facts(target)) == TOTAL + 3
 
 
 def test_damage_is_found_before_use(target: Path) -> None:

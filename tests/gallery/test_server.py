@@ -23,9 +23,14 @@ API = "/api/v1"
 
 
 @pytest.fixture(scope="module")
-def port(gallery_folder: Path, second_folder: Path) -> Iterator[int]:
-    with small.server(gallery_folder, "--compare", str(second_folder)) as (_, number):
-        yield number
+def served(gallery_folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    with small.server(gallery_folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def port(served: tuple[subprocess.Popen[str], int]) -> int:
+    return served[1]
 
 
 def get(port: int, path: str, **options: object) -> httpx.Response:
@@ -182,41 +187,37 @@ def stopped(process: subprocess.Popen[str], number: int) -> int:
     return process.returncode
 
 
-def hold(gallery_folder: Path, total: int) -> None:
-    with Gallery(gallery_folder) as gallery, small.server(gallery_folder) as (process, port):
-        first = asyncio.run(load(port, 200, len(gallery)))
-        server = psutil.Process(process.pid)
-        before = server.memory_info().rss
-        answers = asyncio.run(load(port, total, len(gallery)))
-        growth = server.memory_info().rss - before
-        for number, (code, content) in answers.items():
-            method, path, body = mixed(number, len(gallery))
-            expected = {"/pictures/77777": 404, "/pictures/0/search?k=0": 400, "/nothing": 404}
-            wanted = expected.get(path.removeprefix(API), 404 if "/compare/" in path else 200)
-            assert code == wanted, (method, path, content[:200])
-            if "/search" in path and code == 200 and number < 200:
-                answer = json.loads(content)
-                if method == "POST":
-                    wish = Wish(k=5, hide_duplicates=True)
-                    library = gallery.search(gallery.query(body), wish)
-                else:
-                    place, k = number % len(gallery), 1 + number % 20
-                    query = gallery.picture_query(int(gallery.ids[place]))
-                    library = gallery.search(query, Wish(k=k))
-                del answer["took_ms"]
-                assert answer == json.loads(json.dumps(library.as_dict()))
-        assert {code for code, _ in first.values()} <= {200, 400, 404}
-        assert growth < 48 * 2**20, f"{growth >> 20} MiB more after {total} requests"
-        assert stopped(process, signal.SIGTERM) == 143
+def hold(gallery: Gallery, process: subprocess.Popen[str], port: int, total: int) -> None:
+    server = psutil.Process(process.pid)
+    asyncio.run(load(port, 200, len(gallery)))
+    before = server.memory_info().rss
+    answers = asyncio.run(load(port, total, len(gallery)))
+    growth = server.memory_info().rss - before
+    for number, (code, content) in answers.items():
+        method, path, body = mixed(number, len(gallery))
+        expected = {"/pictures/77777": 404, "/pictures/0/search?k=0": 400, "/nothing": 404}
+        wanted = expected.get(path.removeprefix(API), 404 if "/compare/" in path else 200)
+        assert code == wanted, (method, path, content[:200])
+        if "/search" in path and code == 200 and number < 200:
+            query, wish = gallery.query(body) if body else None, Wish(k=5, hide_duplicates=True)
+            if query is None:
+                query = gallery.picture_query(int(gallery.ids[number % len(gallery)]))
+                wish = Wish(k=1 + number % 20)
+            answer = json.loads(content)
+            del answer["took_ms"]
+            assert answer == json.loads(json.dumps(gallery.search(query, wish).as_dict()))
+    assert growth < 48 * 2**20, f"{growth >> 20} MiB more after {total} requests"
 
 
-def test_the_service_holds(gallery_folder: Path) -> None:
-    hold(gallery_folder, 200)
+def test_the_service_holds(gallery: Gallery, served: tuple[subprocess.Popen[str], int]) -> None:
+    hold(gallery, *served, 200)
 
 
 @pytest.mark.slow
-def test_the_service_holds_for_long(gallery_folder: Path) -> None:
-    hold(gallery_folder, 2000)
+def test_the_service_holds_for_long(
+    gallery: Gallery, served: tuple[subprocess.Popen[str], int]
+) -> None:
+    hold(gallery, *served, 2000)
 
 
 def test_too_many_at_once_are_told_to_wait(port: int) -> None:
@@ -229,14 +230,6 @@ def test_too_many_at_once_are_told_to_wait(port: int) -> None:
         codes = set(pool.map(ask, range(200)))
     assert codes <= {200, 429}
     assert 200 in codes
-
-
-def test_it_stops_in_order(gallery_folder: Path) -> None:
-    with small.server(gallery_folder) as (process, port):
-        assert get(port, "/health").status_code == 200
-        assert stopped(process, signal.SIGINT) == 130
-    with pytest.raises(httpx.ConnectError):
-        get(port, "/health")
 
 
 def test_a_taken_port_is_said_so(gallery_folder: Path, port: int) -> None:
@@ -256,3 +249,18 @@ def test_only_this_machine_can_reach_it(port: int) -> None:
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
     ]
     assert {address.ip for address in listening} == {"127.0.0.1"}
+
+
+@pytest.mark.slow
+def test_an_interrupt_from_the_keyboard_stops_it(gallery_folder: Path) -> None:
+    with small.server(gallery_folder) as (process, port):
+        assert get(port, "/health").status_code == 200
+        assert stopped(process, signal.SIGINT) == 130
+
+
+def test_it_stops_in_order(served: tuple[subprocess.Popen[str], int]) -> None:
+    """The last of this file: the server is gone afterwards."""
+    process, port = served
+    assert stopped(process, signal.SIGTERM) == 143
+    with pytest.raises(httpx.ConnectError):
+        get(port, "/health")
