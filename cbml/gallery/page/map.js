@@ -20,8 +20,13 @@ export async function build(state, info, signal) {
   scene.outline = outline;
   const shown = { title: "Map selection", address: location.href, facts: { selected: found.length },
     parts: [{ name: "selected", pictures }] };
+  const held = document.activeElement === scene.top; // moving an element takes the focus from it
   const node = element("div", { class: "map" }, scene.node, chosen(data, found, pictures));
-  return { node, shown, ready: scene.redraw, said: outline ? `${plural(found.length, "picture")} within the outline` : "Map" };
+  const ready = () => {
+    if (held) scene.top.focus({ preventScroll: true });
+    scene.redraw();
+  };
+  return { node, shown, ready, said: outline ? `${plural(found.length, "picture")} within the outline` : "Map" };
 }
 
 function missing() {
