@@ -44,7 +44,11 @@ def test_an_address_that_makes_no_sense_shows_the_pictures(visit: Visit, state: 
 def test_a_late_answer_does_not_replace_what_the_address_says(visit: Visit) -> None:
     page = visit.open(wait=".tile")
     held: list[Any] = []
-    page.route("**/api/v1/pictures/3/search*", lambda route: held.append(route))
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    page.route("**/api/v1/pictures/3/search*", hold)
     page.locator(".tile a").nth(3).click()
     page.wait_for_selector(".busy")
     page.go_back()
