@@ -20,12 +20,13 @@ from cbml.training.style import STYLE
 
 __all__ = ["Sight", "write_demo_report"]
 
-_NEIGHBOURS = 6
+_NEIGHBOURS, _FEWEST = 6, 3
 _EACH = 4
 _BINS = 80
 _SIDE = 72
 _STYLE = """
-.lead { font-size: 19px; color: var(--ink); } .pair { display: flex; gap: 14px; margin: 0 0 16px; }
+h3 { font-size: 15px; margin: 18px 0 6px; } .lead { font-size: 19px; color: var(--ink); }
+.pair { display: flex; gap: 14px; margin: 0 0 16px; }
 .pair > div { min-width: 0; } .pair p { margin: 0 0 2px; font-size: 12px; }
 .scores td.better { color: var(--right); } pre { background: var(--surface); padding: 12px;
 border: 1px solid var(--grid); border-radius: 8px; overflow-x: auto; }
@@ -121,7 +122,7 @@ def _questions(shelf: Shelf, before: Sight, after: Sight) -> str:
             _question(shelf, place, before, after)
             for place in _one_per_class(places, shelf.images.known_labels)
         ]
-        parts.append(f"<h2>{title}</h2>{''.join(blocks)}")
+        parts.append(f"<h3>{title}</h3>{''.join(blocks)}")
     return (
         "<h2>The same questions before and after</h2><p>Left the picture that asks, then its "
         "nearest among all the others; green is the right class.</p>" + "".join(parts)
@@ -135,8 +136,9 @@ def _one_per_class(places: NDArray[np.int64], labels: NDArray[np.int64]) -> Sequ
 
 
 def _question(shelf: Shelf, place: int, before: Sight, after: Sight) -> str:
-    labels, names = shelf.images.known_labels, shelf.images.class_names
-    label = names[labels[place]]
+    labels = shelf.images.known_labels
+    # Behind the last right picture all are wrong, and nobody is to blame for it.
+    count = min(_NEIGHBOURS, max(_FEWEST, int((labels == labels[place]).sum()) - 1))
     rows = []
     for title, sight in (("before", before), ("after", after)):
         similarity = sight.rows @ sight.rows[place]
@@ -148,11 +150,11 @@ def _question(shelf: Shelf, place: int, before: Sight, after: Sight) -> str:
                 f"{'✓' if labels[other] == labels[place] else '✗'} {similarity[other]:.2f}",
                 "right" if labels[other] == labels[place] else "wrong",
             )
-            for other in np.argsort(-similarity, kind="stable")[:_NEIGHBOURS].tolist()
+            for other in np.argsort(-similarity, kind="stable")[:count].tolist()
         ]
         rows.append(f"<p>{title}</p><div class='row'>{''.join(tiles)}</div>")
-    query = _tile(shelf, place, label, "query")
-    return f"<div class='pair'><div><p>query</p>{query}</div><div>{''.join(rows)}</div></div>"
+    query = _tile(shelf, place, "query", "query")
+    return f"<div class='pair'><div><p>&nbsp;</p>{query}</div><div>{''.join(rows)}</div></div>"
 
 
 def _tile(shelf: Shelf, place: int, text: str, kind: str) -> str:
@@ -160,7 +162,7 @@ def _tile(shelf: Shelf, place: int, text: str, kind: str) -> str:
     label = escape(shelf.images.class_names[shelf.images.known_labels[place]], quote=True)
     return (
         f'<figure class="tile {kind}" title="{label}"><img src="{thumbnail(pixels, _SIDE // 2)}" '
-        f'alt="{label}"><figcaption>{escape(text)}</figcaption></figure>'
+        f'alt="{label}"><figcaption>{escape(text)}<span>{label}</span></figcaption></figure>'
     )
 
 

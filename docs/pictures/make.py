@@ -1,0 +1,109 @@
+"""The two pictures of the README, made from a run of `cbml demo` by our own program.
+
+    python docs/pictures/make.py cbml-demo/run --classes 300
+
+Shown are only unseen emoji as Noto (Google, Apache 2.0) and Twemoji (CC BY 4.0) draw them. Needs
+the extras demo, serve and dev, and a Chromium.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from cbml import Embedder, datasets, evaluate
+from cbml.bayes import MatchProbability
+from cbml.data import ImageSet
+from cbml.experiments.demo import Demonstration, reliability_of, sight_of
+from cbml.experiments.demo_report import write_demo_report
+from cbml.gallery import build, list_pictures
+from cbml.training import read_record, recipe_of
+from cbml.training.assembly import Shelf, build_model, flat_scores
+
+FREE = {"Goog": "noto", "Twtr": "twemoji"}
+HERE = Path(__file__).parent
+
+
+def free_pictures(folder: Path, classes: int) -> ImageSet:
+    """Some unseen emoji by the two free vendors, under their Unicode names."""
+    test = datasets.emoji(validation=0).test
+    assert test is not None
+    found: dict[str, list[Path]] = {}
+    for path, label in zip(test.paths, test.known_labels.tolist(), strict=True):
+        points = [int(word[2:], 16) for word in test.class_names[label].split("-")]
+        if len(points) == 1 and path.parent.name in FREE:
+            found.setdefault(unicodedata.name(chr(points[0])).lower(), []).append(path)
+    both = sorted(name for name, paths in found.items() if len(paths) == len(FREE))
+    chosen = np.random.default_rng(0).permutation(both)[:classes]
+    names, paths, labels = sorted(chosen.tolist()), [], []
+    for number, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for path in found[name]:
+            copy = folder / name / f"{FREE[path.parent.name]}.png"
+            shutil.copy(path, copy)
+            paths.append(copy)
+            labels.append(number)
+    return ImageSet(tuple(paths), np.array(labels), tuple(names))
+
+
+def shoot(report: Path, gallery: Path) -> None:
+    """Both pages in a browser, as small PNGs."""
+    words = [sys.executable, "-m", "cbml", "serve", str(gallery), "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        line = next(line for line in server.stderr if "http://" in line)
+        address = next(word for word in line.split() if word.startswith("http://"))
+        with sync_playwright() as play:
+            program = shutil.which("chromium")
+            browser = play.chromium.launch(executable_path=program, args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 880, "height": 1000})
+            page.set_default_timeout(300_000)
+            for name, place in (("report", report.as_uri()), ("page", f"{address}?query=8&k=12")):
+                page.goto(place)
+                page.wait_for_load_state("networkidle")
+                page.screenshot(path=HERE / f"{name}.png")
+                colours = Image.open(HERE / f"{name}.png").convert("RGB").quantize(192)
+                colours.save(HERE / f"{name}.png", optimize=True)
+            browser.close()
+        server.terminate()
+
+
+def main() -> None:
+    """Embed, report, index, photograph."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--classes", type=int, default=300)
+    options = parser.parse_args()
+    recipe = recipe_of(read_record(options.run)["recipe"])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shelf = Shelf.of(free_pictures(folder / "free-emoji", options.classes), recipe.crop)
+        model = Embedder.load(options.run / "model").eval()
+        before, after = sight_of(build_model(recipe), shelf), sight_of(model, shelf)
+        path = options.run / "calibration.json"
+        probability = MatchProbability.load(path) if path.is_file() else None
+        found = Demonstration(
+            folder=folder,
+            pictures=len(shelf.images),
+            classes=options.classes,
+            before=flat_scores(before.scores),
+            after=flat_scores(after.scores),
+            pairs={},
+            reliability=None,
+        )
+        checked = None if probability is None else reliability_of(probability, after, shelf)
+        write_demo_report(folder / "report.html", found.sentence, shelf, before, after, checked)
+        pictures = list_pictures(folder / "free-emoji")
+        build(model, pictures, folder / "gallery", evaluate=evaluate, calibration=probability)
+        shoot(folder / "report.html", folder / "gallery")
+
+
+if __name__ == "__main__":
+    main()
