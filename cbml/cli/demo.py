@@ -34,15 +34,17 @@ def verb(
     """
     from cbml.experiments.demo import demonstrate
     from cbml.training import Interrupted, Shown, recipe_for, with_overrides
+    from cbml.training.measured import with_default_parameters
 
     chosen = {"steps": steps, "seed": seed or None}
     given = {name: value for name, value in chosen.items() if value is not None}
+    words = [f"{key}={given[key]}" for key in given]
     again = " ".join(["cbml demo --out", str(out), *(f"--{key} {given[key]}" for key in given)])
     try:
         found = demonstrate(
             out,
             make_gallery=_make_gallery,
-            recipe=with_overrides(recipe_for("emoji"), [f"{key}={given[key]}" for key in given]),
+            recipe=with_default_parameters(with_overrides(recipe_for("emoji"), words)),
             listener=Shown(),
         )
     except Interrupted as stop:

@@ -37,7 +37,10 @@ def verb(
     loss: Annotated[str | None, typer.Option(help="A name in cbml.LOSSES.")] = None,
     parameters: Annotated[
         Literal["given", "from-data"] | None,
-        typer.Option(help="The loss's constants: as given, or estimated before the first step."),
+        typer.Option(
+            help="The loss's constants: as given, or estimated before the first step. CBML on a "
+            "pretrained network estimates them when nothing is said."
+        ),
     ] = None,
     backbone: Annotated[str | None, typer.Option(help="A name in cbml.BACKBONES.")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,
@@ -69,7 +72,7 @@ def verb(
     \b
     Examples:
       cbml train emoji --out runs/emoji --test
-      cbml train my-pictures/ --parameters from-data
+      cbml train my-pictures/ --parameters given --set loss.ratio=fine_grained
       cbml train my-pictures/ --loss proxy_anchor --set learning_rate=3e-5 --json
       cbml train my-pictures/ --labels none --clusters 100 --set refresh_epochs=2
       cbml train --resume runs/emoji
@@ -79,12 +82,14 @@ def verb(
         from cbml.training.processes import run_processes
 
         raise typer.Exit(run_processes(processes, sys.argv[1:], _again(folder, processes)))
+    from cbml.cli import exit_code
     from cbml.evaluation import evaluate
     from cbml.training import Interrupted, Shown, joined_team
+    from cbml.training.processes import last_word
 
     # A process that torchrun starts again goes on where the lost one stood.
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    with joined_team() as team:
+    with joined_team() as team, last_word(exit_code):
         try:
             outcome = _session(recipe)(
                 recipe,
@@ -128,6 +133,7 @@ def _planned(
 ) -> tuple["Recipe", Path]:
     from cbml.errors import BadData
     from cbml.pseudo import unlabelled_recipe
+    from cbml.training.measured import with_default_parameters
     from cbml.training.recipe import recipe_for, recipe_of, with_overrides
     from cbml.training.runs import read_record
 
@@ -145,6 +151,8 @@ def _planned(
             recipe = unlabelled_recipe(str(data), words)
         else:
             recipe = with_overrides(recipe_for(str(data)), words)
+            if not any(word.startswith("parameters=") for word in words):
+                recipe = with_default_parameters(recipe)
         _make_loss(recipe, 2)
         if recipe.labels != "none" and recipe.clusters is not None:
             raise ValueError("--clusters: only with --labels none")

@@ -10,13 +10,20 @@ from numpy.typing import NDArray
 
 from cbml.data import ImageSet
 from cbml.errors import BadData, DamagedFile
-from cbml.models import Embedder
+from cbml.models import Embedder, find_backbone
 from cbml.training.assembly import Rows, Shelf
 from cbml.training.recipe import Recipe
 from cbml.training.runs import read_record
 from cbml.training.team import Team
 
-__all__ = ["Estimate", "estimate_parameters", "kept_parameters", "sample_places", "with_parameters"]
+__all__ = [
+    "Estimate",
+    "estimate_parameters",
+    "kept_parameters",
+    "sample_places",
+    "with_default_parameters",
+    "with_parameters",
+]
 
 # Embeddings and labels in; out comes a record with the loss's "options" and what they come from.
 Estimate = Callable[[Rows, NDArray[np.int64]], Mapping[str, Any]]
@@ -74,6 +81,24 @@ def with_parameters(recipe: Recipe, parameters: Mapping[str, Any]) -> Recipe:
         raise BadData("loss.ratio and parameters=from-data are two things: choose one")
     options = {**parameters["options"], **recipe.loss_options}
     return dataclasses.replace(recipe, loss_options=options)
+
+
+def with_default_parameters(recipe: Recipe) -> Recipe:
+    """The recipe with its loss's constants estimated, where that is the better start.
+
+    So it is for CBML without a ratio of its own on top of a pretrained network. Similarities of an
+    untrained one tell nothing of the classes, and constants estimated from them would be noise.
+
+    Args:
+        recipe: whose constants nobody has decided about.
+    """
+    source = recipe.weights
+    if source == "default":
+        source = find_backbone(recipe.backbone).weights
+    own_ratio = any(name.split(".")[0] == "ratio" for name in recipe.loss_options)
+    if recipe.loss != "cbml" or recipe.labels != "known" or source == "none" or own_ratio:
+        return recipe
+    return dataclasses.replace(recipe, parameters="from-data")
 
 
 def sample_places(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:

@@ -10,7 +10,19 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from cbml.errors import BadData
 from cbml.training.settings import Settings
 
-__all__ = ["Recipe", "plain_value", "recipe_for", "recipe_of", "with_overrides"]
+__all__ = [
+    "CLASSES_PER_BATCH",
+    "PICTURES_PER_CLASS",
+    "Recipe",
+    "plain_value",
+    "recipe_for",
+    "recipe_of",
+    "with_overrides",
+]
+
+# As in the authors' program for CUB.
+CLASSES_PER_BATCH = 15
+PICTURES_PER_CLASS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +37,10 @@ class Recipe:
         batch_norm: as for Embedder.
         weights: as for Embedder.
         crop: side of the square the network sees; 227 in the paper.
-        classes_per_batch: 15 in the authors' program for CUB.
-        pictures_per_class: 8 in the authors' program for CUB.
+        classes_per_batch: None for 15, as in the authors' program for CUB, or for all classes
+            where there are fewer.
+        pictures_per_class: None for 8, as in the authors' program for CUB, or for more where there
+            are fewer than 15 classes.
         loss: its name in the table of losses.
         loss_options: options of the loss by name.
         parameters: constants of the loss: "given", or estimated "from-data" before the first step,
@@ -59,8 +73,8 @@ class Recipe:
     batch_norm: str = "default"
     weights: str = "default"
     crop: int = 227
-    classes_per_batch: int = 15
-    pictures_per_class: int = 8
+    classes_per_batch: int | None = None
+    pictures_per_class: int | None = None
     loss: str = "cbml"
     loss_options: Mapping[str, Any] = field(default_factory=dict)
     parameters: Literal["given", "from-data"] = "given"
@@ -81,6 +95,12 @@ class Recipe:
     tensorboard: bool = False
     settings: Settings = field(default_factory=Settings)
 
+    @property
+    def batch_size(self) -> int:
+        """Pictures in a batch, where the set has classes enough."""
+        classes = self.classes_per_batch or CLASSES_PER_BATCH
+        return classes * (self.pictures_per_class or PICTURES_PER_CLASS)
+
     def as_dict(self) -> dict[str, Any]:
         """Every field by its name, ready for JSON."""
         return dataclasses.asdict(self)
@@ -89,7 +109,9 @@ class Recipe:
 # What a set needs to give a first result in minutes on a CPU: its pictures are 72 pixels wide and
 # a class has five to seven of them.
 _QUICK = ("crop=96", "classes_per_batch=30", "pictures_per_class=4", "steps=120")
-_STARTS: dict[str, tuple[str, ...]] = {"emoji": (*_QUICK, "validate_every=40")}
+_STARTS: dict[str, tuple[str, ...]] = {
+    "emoji": (*_QUICK, "learning_rate=2e-4", "validate_every=40")
+}
 
 
 def recipe_for(data: str) -> Recipe:

@@ -13,7 +13,13 @@ from cbml.errors import BadData, DamagedFile
 from cbml.evaluation import evaluate
 from cbml.losses import build_loss
 from cbml.training import Recipe, Settings, read_record, train_run
-from cbml.training.measured import PICTURES, PICTURES_PER_CLASS, sample_places, with_parameters
+from cbml.training.measured import (
+    PICTURES,
+    PICTURES_PER_CLASS,
+    sample_places,
+    with_default_parameters,
+    with_parameters,
+)
 from tests.training.small import class_folders
 
 
@@ -116,3 +122,19 @@ def test_samples_are_whole_small_classes_and_parts_of_large_ones() -> None:
     sizes = np.unique(large[sample_places(large, 0)], return_counts=True)[1]
     assert set(sizes.tolist()) == {PICTURES_PER_CLASS}
     assert len(sizes) == PICTURES // PICTURES_PER_CLASS
+
+
+def test_cbml_on_a_pretrained_network_estimates_unless_something_speaks_against_it() -> None:
+    assert with_default_parameters(Recipe(data="emoji")).parameters == "from-data"
+    others = [
+        Recipe(data="emoji", loss="multi_similarity"),
+        Recipe(data="emoji", weights="none"),
+        Recipe(data="emoji", backbone="conv4"),
+        Recipe(data="emoji", labels="none"),
+        Recipe(data="emoji", loss_options={"ratio": "products"}),
+        Recipe(data="emoji", loss_options={"ratio.positive_scale": 0.5}),
+    ]
+    for recipe in others:
+        assert with_default_parameters(recipe) == recipe
+    weighted = Recipe(data="emoji", loss_options={"variance_weight": 2.0})
+    assert with_default_parameters(weighted).parameters == "from-data"
