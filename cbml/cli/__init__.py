@@ -17,7 +17,7 @@ import typer
 import cbml
 from cbml.errors import BadData, DamagedFile
 
-__all__ = ["VERBS", "main"]
+__all__ = ["VERBS", "exit_code", "main"]
 
 VERBS: tuple[str, ...] = (
     "analyze",
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
             traceback.print_exc()
         else:
             print(f"cbml: {_one_line(error)}", file=sys.stderr)
-        sys.exit(_exit_code(error))
+        sys.exit(exit_code(error))
 
 
 def _program() -> typer.Typer:
@@ -89,7 +89,12 @@ def _options(
     del version, debug  # `main` takes --debug out of the words; here it is for the help page.
 
 
-def _exit_code(error: Exception) -> int:
+def exit_code(error: Exception) -> int:
+    """What the program ends with after an error.
+
+    Args:
+        error: that nobody caught.
+    """
     if isinstance(error, BadData):
         return 3
     return 4 if isinstance(error, DamagedFile) else 1

@@ -80,13 +80,14 @@ def _recipe(run: Path, data: str | None) -> "Recipe":
 
 
 def _models(run: Path, compare: Path | None, recipe: "Recipe") -> dict[str, "Embedder"]:
+    from cbml.cli.embed import model_folder
     from cbml.models import Embedder
     from cbml.training.assembly import build_model
 
-    models = {"before": build_model(recipe), "after": Embedder.load(run / "model")}
+    models = {"before": build_model(recipe), "after": Embedder.load(model_folder(run))}
     if compare is not None:
         name = compare.name if compare.name not in models else str(compare)
-        models[f"after, {name}"] = Embedder.load(compare / "model")
+        models[f"after, {name}"] = Embedder.load(model_folder(compare))
     return models
 
 

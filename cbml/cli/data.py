@@ -45,6 +45,8 @@ def _check(
 ) -> None:
     """Tell what a folder, archive or table holds: splits, class sizes, bad pictures, duplicates.
 
+    Files of a folder that are no pictures by their suffix, such as .heic, are counted and named.
+
     \b
     Examples:
       cbml data check emoji --sheet emoji.png
@@ -182,6 +184,10 @@ def _print_report(answer: dict[str, Any]) -> None:
                 f"median {sizes['median']:g}"
             )
         print(line)
+    for note in record.get("notes", []):
+        print(f"  {note}")
+    if answer["ignored"]:
+        _print_some("ignored, of no picture format that is read here", answer["ignored"])
     _print_some("cannot be read", [f"{path}: {reason}" for path, reason in answer["bad"]])
     _print_some("groups of equal files", [" = ".join(group) for group in answer["duplicates"]])
     _print_some("of them in train and test", [" = ".join(group) for group in answer["across"]])

@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from cbml.models import Embedder
 
-__all__ = ["open_model", "verb"]
+__all__ = ["model_folder", "open_model", "verb"]
 
 
 def verb(
@@ -78,5 +78,20 @@ def open_model(run: str) -> "Embedder":
     folder = Path(run)
     if not folder.exists() and (run in BACKBONES or run.startswith("timm:")):
         return Embedder(run).eval()
-    inner = folder / "model"
-    return Embedder.load(inner if inner.is_dir() else folder)
+    return Embedder.load(model_folder(folder))
+
+
+def model_folder(run: Path) -> Path:
+    """Where the model of a run's folder lies, or a saved model's folder itself.
+
+    Args:
+        run: what the user gave.
+    """
+    from cbml.errors import BadData
+
+    if not run.is_dir():
+        raise BadData(f"{run}: no such folder of a run or of a saved model")
+    inner = run / "model"
+    if (run / "run.json").exists() and not (inner / "manifest.json").exists():
+        raise BadData(f"{run}: has no trained model yet; go on with:  cbml train --resume {run}")
+    return inner if inner.is_dir() else run

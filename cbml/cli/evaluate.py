@@ -25,7 +25,10 @@ def verb(
     ] = None,
     split: Annotated[
         Split | None,
-        typer.Option(help="Which pictures; validation, or all of DATA.", show_default=False),
+        typer.Option(
+            help="Which pictures; validation, train without one, or all of DATA.",
+            show_default=False,
+        ),
     ] = None,
     test: Annotated[
         bool, typer.Option("--test", help="The test pictures; the run's record counts it.")
@@ -48,17 +51,18 @@ def verb(
     """
     if test and split not in (None, "test"):
         raise typer.BadParameter(f"--test and --split {split} are two things: choose one")
+    from cbml.cli.embed import model_folder
     from cbml.evaluation import evaluate
     from cbml.models import Embedder
     from cbml.training import note_test_look, score_conditions, score_split
     from cbml.training.assembly import flat_scores, load_splits
     from cbml.training.views import report_run
 
-    inner = run / "model"
-    model = Embedder.load(inner if inner.is_dir() else run)
+    model = Embedder.load(model_folder(run))
     recipe = _recipe(run, data, allow_partial)
-    chosen: str = "test" if test else split or ("validation" if data is None else "all")
     splits = load_splits(recipe)
+    usual = "validation" if len(splits.validation) else "train"
+    chosen: str = "test" if test else split or (usual if data is None else "all")
     print(f"scoring {chosen} pictures of {recipe.data}", file=sys.stderr)
     found = score_split(model, splits, chosen, evaluate)
     if data is None and chosen in ("test", "all"):

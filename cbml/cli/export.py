@@ -34,10 +34,10 @@ def verb(
         cbml export runs/cub --format onnx
         cbml export runs/cub/model --output birds.onnx --preprocessing-inside --json
     """
+    from cbml.cli.embed import model_folder
     from cbml.models import Embedder, export_onnx
 
-    inner = run / "model"
-    model = Embedder.load(inner if inner.is_dir() else run)
+    model = Embedder.load(model_folder(run))
     path = output or run / f"model.{format}"
     print(f"exporting {model.backbone_name} to {path}", file=sys.stderr)
     done = export_onnx(model, path, preprocessing_inside=preprocessing_inside)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cbml.data.ahead import in_order
-from cbml.data.catalogue.layouts import class_folders, locate, opened, simple
+from cbml.data.catalogue.layouts import class_folders, ignored_files, locate, opened, simple
 from cbml.data.catalogue.protocol import COUNTS
 from cbml.data.datasets import DATASETS
 from cbml.data.decode import BadPicture, read_picture
@@ -46,6 +46,7 @@ class Report:
         record: what was decided when it was loaded: layout, counts, seed and the like.
         class_sizes: for each split smallest, median and largest number of pictures of a class.
         bad: path and reason of every picture that cannot be read.
+        ignored: files of a folder that are no pictures by their suffix, such as .heic.
         duplicates: groups of paths whose files have the same bytes.
         across: the groups of them that stand both in train and in test.
     """
@@ -54,6 +55,7 @@ class Report:
     record: dict[str, Any]
     class_sizes: dict[str, dict[str, float]]
     bad: list[tuple[str, str]]
+    ignored: list[str]
     duplicates: list[list[str]]
     across: list[list[str]]
 
@@ -144,6 +146,7 @@ def check(splits: Splits, *, workers: int = 2, progress: Progress | None = None)
             if images.labels is not None and len(images)
         },
         bad=bad,
+        ignored=_ignored(splits),
         duplicates=[[str(places[place][1]) for place in group] for group in groups],
         across=[
             [str(places[place][1]) for place in group] for group in groups if both_sides(group)
@@ -170,6 +173,13 @@ def _unreadable(
             if progress is not None:
                 progress(done, len(paths))
     return bad
+
+
+def _ignored(splits: Splits) -> list[str]:
+    """Only of users' own folders: the lists of a benchmark are no pictures and not ignored."""
+    if splits.record.get("set") != "folder":
+        return []
+    return [str(path) for path in ignored_files(Path(splits.record["root"]))]
 
 
 def _sizes(images: ImageSet) -> dict[str, float]:

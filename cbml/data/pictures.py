@@ -80,7 +80,7 @@ class BadPictures:
             raise BadData(
                 f"{self.paths[index]}: {reason}; with it {len(self)} of {len(self.paths)} "
                 f"pictures cannot be read, more than the share {self.limit} allowed: mend or "
-                "remove them (cbml data check lists them), or raise the limit"
+                "remove them (cbml data check lists them), or raise the limit: --set bad_limit=0.5"
             )
 
     def write(self, path: Path) -> None:

@@ -182,8 +182,8 @@ class ClassBalancedSampler:
             largest = self._classes_in(self.batch_range[1])
         if len(names) < largest and not self.guessed:
             raise BadData(
-                f"batches of {largest} classes from a set of {len(names)}: "
-                "set classes_per_batch to at most the number of classes"
+                f"batches of {largest} classes from a set of {len(names)}: set classes_per_batch "
+                f"to at most the number of classes, --set classes_per_batch={len(names)}"
             )
 
     def _classes_in(self, batch_size: int) -> int:

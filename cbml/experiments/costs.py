@@ -52,8 +52,7 @@ def row_cost(row: Row, scale: Scale) -> Cost:
         scale: "full" or "laptop".
     """
     recipe = row_recipe(row, scale)
-    batch = recipe.classes_per_batch * recipe.pictures_per_class
-    pictures = (recipe.settings.steps or 0) * batch
+    pictures = (recipe.settings.steps or 0) * recipe.batch_size
     forward = _FORWARD[recipe.backbone] * (recipe.crop / 224) ** 2
     hours = pictures * forward * _TRAINING / _RATES[scale] / 3600
     return Cost(f"{_pictures(row.data)}, {_weights(recipe)}", hours, _DEVICES[scale])

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cbml.data.catalogue.layouts import opened, picture_folders
+from cbml.data.catalogue.layouts import no_pictures, opened, picture_folders
 from cbml.data.checks import load, recognise
 from cbml.data.datasets import table
-from cbml.data.decode import SUFFIXES
 from cbml.data.images import ImageSet, Splits
 from cbml.errors import BadData
 from cbml.files import replaced_file
@@ -123,7 +122,7 @@ def _in_folder(root: Path) -> list[Listed]:
         for path in paths:
             found.append(Listed(str(path), shown(path.relative_to(root).as_posix()), label))
     if not found:
-        raise BadData(f"{root}: no pictures found; looked for {', '.join(sorted(SUFFIXES))}")
+        raise no_pictures(root)
     return found
 
 

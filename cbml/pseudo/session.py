@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cbml.data import Batches, ClassBalancedSampler, ImageSet, Splits, TrainTransform
-from cbml.data.catalogue.layouts import opened, picture_folders
+from cbml.data.catalogue.layouts import no_pictures, opened, picture_folders
 from cbml.data.catalogue.own import SPLIT_NAMES, unlabelled
 from cbml.data.checks import recognise
 from cbml.errors import BadData
@@ -43,6 +43,7 @@ from cbml.training.assembly import (
     load_splits,
 )
 from cbml.training.measured import with_parameters
+from cbml.training.recipe import PICTURES_PER_CLASS
 from cbml.training.views import report_run
 
 __all__ = ["load_pictures", "train_unlabelled"]
@@ -149,7 +150,7 @@ def load_pictures(recipe: Recipe) -> Splits:
         root = opened(recipe.data)
         folders = dict(picture_folders(root))
         if not folders:
-            raise BadData(f"{recipe.data}: no pictures to train on")
+            raise no_pictures(root)
         if not {below.relative_to(root).parts[:1] for below in folders} <= _SPLITS:
             paths = tuple(path for found in folders.values() for path in found)
             return unlabelled("folder", root, "all pictures below it", paths)
@@ -174,7 +175,7 @@ def _batches(recipe: Recipe, images: ImageSet, shelf: Shelf, team: Team) -> Batc
     each = np.arange(len(images))
     sampler = ClassBalancedSampler(
         each,
-        pictures_per_class=recipe.pictures_per_class,
+        pictures_per_class=recipe.pictures_per_class or PICTURES_PER_CLASS,
         batch_range=batch_sizes(recipe),
         guessed=True,
         seed=recipe.seed,

@@ -24,6 +24,7 @@ from cbml.data.checks import load
 from cbml.errors import BadData
 from cbml.models import Embedder, Execution, embed, embed_across, find_backbone
 from cbml.training.recipe import Recipe
+from cbml.training.sizes import fitted_sizes
 from cbml.training.team import Team
 
 __all__ = [
@@ -162,14 +163,20 @@ def build_batches(recipe: Recipe, images: ImageSet, team: Team) -> Batches:
     """The batches of this process.
 
     Args:
-        recipe: names sizes and seed.
+        recipe: names seed and sizes; those it leaves open are fitted to the set.
         images: what to learn from.
         team: the processes.
     """
+    classes, pictures = fitted_sizes(
+        images.class_sizes(),
+        processes=team.size,
+        classes=recipe.classes_per_batch,
+        pictures=recipe.pictures_per_class,
+    )
     sampler = ClassBalancedSampler(
         images.known_labels,
-        classes_per_batch=recipe.classes_per_batch,
-        pictures_per_class=recipe.pictures_per_class,
+        classes_per_batch=classes,
+        pictures_per_class=pictures,
         seed=recipe.seed,
         rank=team.rank,
         world_size=team.size,

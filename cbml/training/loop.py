@@ -18,6 +18,7 @@ from cbml.training.optimisers import apply_rates, build_optimiser
 from cbml.training.progress import Listener, Shown
 from cbml.training.runs import Records, Run
 from cbml.training.settings import Settings, rate_factor
+from cbml.training.sizes import fitted_sizes
 from cbml.training.state import TrainingState
 from cbml.training.team import Team
 from cbml.training.updates import Updates
@@ -67,7 +68,8 @@ def fit(
     Args:
         model: what to train, on its device.
         loss: embeddings and labels in, one number out; its own parameters are trained too.
-        train: batches of pictures; an ImageSet is drawn as 15 classes times 8 pictures.
+        train: batches of pictures; an ImageSet is drawn as 15 classes times 8 pictures, or all its
+            classes where they are fewer.
         settings: every choice of the loop.
         validate: gives the scores of a model; the one named by `choose_by` decides. It must not
             use test pictures.
@@ -128,7 +130,14 @@ def _as_batches(train: Batches | ImageSet, model: Embedder, team: Team) -> Batch
                 f"this is process {team.rank} of {team.size}: give it rank and world_size"
             )
         return train
-    sampler = ClassBalancedSampler(train.known_labels, rank=team.rank, world_size=team.size)
+    classes, pictures = fitted_sizes(train.class_sizes(), processes=team.size)
+    sampler = ClassBalancedSampler(
+        train.known_labels,
+        classes_per_batch=classes,
+        pictures_per_class=pictures,
+        rank=team.rank,
+        world_size=team.size,
+    )
     transform = TrainTransform(crop=model.preprocessing.crop)
     return Batches(train, sampler, transform=transform, workers=1)
 

@@ -1,5 +1,6 @@
 """A whole run from a recipe: train, choose by validation, and, only if asked, look at the test."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from cbml.data import Splits
+from cbml.data import Batches, ClassBalancedSampler, ImageSet, Splits
+from cbml.errors import BadData
 from cbml.files import write_json
 from cbml.models import Embedder
 from cbml.training.assembly import (
@@ -30,8 +32,8 @@ from cbml.training.measured import (
     kept_parameters,
     with_parameters,
 )
-from cbml.training.progress import Listener
-from cbml.training.recipe import Recipe
+from cbml.training.progress import Listener, Shown
+from cbml.training.recipe import CLASSES_PER_BATCH, PICTURES_PER_CLASS, Recipe
 from cbml.training.runs import Run
 from cbml.training.scoring import note_test_look, score_split
 from cbml.training.team import Team
@@ -94,12 +96,18 @@ def train_run(
     """
     team = team or Team()
     torch.manual_seed(recipe.seed + team.rank)  # dropout has no other source
+    listener = (listener or Shown()) if team.leads else Listener()
     splits = load(recipe)
+    _check_classes(recipe, splits.train)
+    batches = build_batches(recipe, splits.train, team)
+    recipe = _as_drawn(recipe, batches, listener)
+    held = _held(splits, recipe.crop)
+    for note in splits.record.get("notes", ()):
+        listener.say(note)
     model = build_model(recipe)
     parameters = _parameters(recipe, folder if resume else None, model, splits, estimate, team)
     chosen = recipe if parameters is None else with_parameters(recipe, parameters)
     loss = make_loss(chosen, len(splits.train.class_names))
-    held = Shelf.of(splits.validation, recipe.crop) if len(splits.validation) else None
 
     def validate(candidate: Embedder) -> Mapping[str, float]:
         assert held is not None
@@ -110,7 +118,7 @@ def train_run(
     fitted = fit(
         model,
         loss,
-        build_batches(recipe, splits.train, team),
+        batches,
         settings=recipe.settings,
         validate=validate if held is not None else None,
         run=Run(folder, about, resume, recipe.tensorboard),
@@ -130,6 +138,45 @@ def train_run(
     if team.leads:
         report_run(folder, model, splits)
     return Outcome(fitted, model, splits, None if scores is None else flat_scores(scores))
+
+
+def _check_classes(recipe: Recipe, images: ImageSet) -> None:
+    classes = len(images.class_names)
+    if images.labels is None:
+        problem = "pictures without class folders or labels"
+    elif classes < 2:
+        problem = f"{classes} class to train on, and two are the least"
+    else:
+        return
+    raise BadData(
+        f"{recipe.data}: {problem}; put each class into a folder of its own, or learn without "
+        "labels: --labels none"
+    )
+
+
+def _as_drawn(recipe: Recipe, batches: Batches, listener: Listener) -> Recipe:
+    """The recipe with the sizes of its batches, which it may leave open."""
+    sampler = batches.sampler
+    assert isinstance(sampler, ClassBalancedSampler)
+    classes, pictures = sampler.classes_per_batch, sampler.pictures_per_class
+    usual_classes = recipe.classes_per_batch or CLASSES_PER_BATCH
+    usual_pictures = recipe.pictures_per_class or PICTURES_PER_CLASS
+    if (classes, pictures) != (usual_classes, usual_pictures):
+        listener.say(f"a batch has {classes} classes with {pictures} pictures each, to fit the set")
+    return dataclasses.replace(recipe, classes_per_batch=classes, pictures_per_class=pictures)
+
+
+def _held(splits: Splits, crop: int) -> Shelf | None:
+    """The readable pictures to choose a model by; None, and a note, where no two share a class."""
+    if not len(splits.validation):
+        return None
+    shelf = Shelf.of(splits.validation, crop)
+    if (shelf.images.class_sizes() > 1).any():
+        return shelf
+    splits.record.setdefault("notes", []).append(
+        "no class to validate with has two readable pictures: the last model is kept"
+    )
+    return None
 
 
 def _parameters(

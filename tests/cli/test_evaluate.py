@@ -9,7 +9,7 @@ from cbml.cli import main
 from cbml.files import write_json
 from cbml.models import Embedder, find_backbone
 from cbml.training import Recipe, read_record
-from tests.training.small import pictures
+from tests.training.small import class_folders
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +20,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """A run folder as `cbml train` would leave it, without the training."""
-    root = tmp_path / "pictures"
-    for path in pictures(tmp_path / "flat").paths:
-        target = root / path.name.partition("-")[0] / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(target)
+    root = class_folders(tmp_path / "pictures")
     run = tmp_path / "run"
     preprocessing = find_backbone("conv4").preprocessing.with_crop(16)
     Embedder("conv4", dim=8, preprocessing=preprocessing).save(run / "model")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cbml.cli import main
-from cbml.training import read_metrics, read_record
+from cbml.files import write_json
+from cbml.training import read_metrics, read_record, recipe_for, with_overrides
 from tests.training.small import class_folders
 
 SMALL = [
@@ -107,6 +109,75 @@ def test_signals_name_the_way_on_and_resume_finishes(
     steps = max(line["step"] for line in read_metrics(out)) + 2
     assert run(["train", "--resume", str(out), "--steps", str(steps)]) == 0
     assert read_record(out)["steps_done"] == steps
+
+
+def small_folder(folder: Path, classes: int) -> Path:
+    small = folder.parent / f"{classes} classes"
+    for label in range(classes):
+        shutil.copytree(folder / str(label), small / str(label))
+    return small
+
+
+OPEN = ["--backbone", "conv4", "--crop", "16", "--steps", "2", "--set", "dim=8"]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_small_folder_trains_without_validation(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], classes: int
+) -> None:
+    out = tmp_path / "run"
+    assert run(["train", str(small_folder(folder, classes)), *OPEN, "--out", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert f"a batch has {classes} classes with 8 pictures each" in said
+    assert "too few to hold some out for validation" in said
+    record = read_record(out)
+    assert record["recipe"]["classes_per_batch"] == classes
+    assert record["recipe"]["pictures_per_class"] == 8
+    assert any("validation" in note for note in record["data"]["notes"])
+    assert run(["evaluate", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["split"] == "train"
+    assert run(["train", "--resume", str(out), "--steps", "3"]) == 0
+    assert read_record(out)["sampler"]["classes_per_batch"] == classes
+
+
+def test_a_folder_that_cannot_train_names_the_remedy(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    explicit = ["--set", "classes_per_batch=15"]
+    for data, words, message in [
+        (folder / "0", [], "pictures without class folders or labels"),
+        (folder / "0", [], "--labels none"),
+        (tmp_path / "empty", [], "no pictures found"),
+        (small_folder(folder, 2), explicit, "--set classes_per_batch=2"),
+        (small_folder(folder, 1), [], "1 class to train on, and two are the least"),
+    ]:
+        assert run(["train", str(data), *OPEN, *words, "--out", str(tmp_path / "run")]) == 3
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "export", "index", "embed", "analyze"])
+def test_a_run_without_a_model_says_how_to_get_one(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    out = tmp_path / "run"
+    (out / "checkpoints").mkdir(parents=True)
+    recipe = with_overrides(recipe_for(str(folder)), ["backbone=conv4", "crop=16", "dim=8"])
+    write_json(out / "run.json", {"recipe": recipe.as_dict()})
+    more = [str(folder), "--out", str(tmp_path / "x.npz")] if verb in ("index", "embed") else []
+    assert run([verb, str(out), *more]) == 3
+    wanted = f"{out}: has no trained model yet; go on with: cbml train --resume {out}"
+    assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_bad_data_ends_all_processes_at_once(folder: Path, tmp_path: Path) -> None:
+    words = ["train", str(small_folder(folder, 1)), *OPEN, "--out", str(tmp_path / "run")]
+    command = [*PROGRAM, *words, "--processes", "2"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 3
+    assert done.stderr.count("1 class to train on") == 1
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

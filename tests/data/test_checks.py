@@ -132,7 +132,7 @@ def test_a_bare_name_is_looked_for_where_it_was_put(
 
 
 def test_the_share_of_held_out_classes_is_passed_on(tmp_path: Path) -> None:
-    picture_set(tmp_path / "own", classes=8, each=2)
+    picture_set(tmp_path / "own", classes=16, each=2)
     sizes = [
         len(load(tmp_path / "own", validation=share).validation.class_names)
         for share in (0.0, 0.25, 0.5)

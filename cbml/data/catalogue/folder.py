@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from cbml.data.catalogue.layouts import opened, picture_folders
+from cbml.data.catalogue.layouts import no_pictures, opened, picture_folders
 from cbml.data.catalogue.own import SPLIT_NAMES, made_splits, stated_splits, unlabelled
 from cbml.data.catalogue.protocol import Found
-from cbml.data.decode import SUFFIXES
 from cbml.data.images import Splits
 from cbml.data.splits import Fold
 from cbml.errors import BadData
@@ -33,13 +32,14 @@ def folder(
     root = opened(path)
     folders = dict(picture_folders(root))
     if not folders:
-        raise BadData(f"{root}: no pictures found; looked for {', '.join(sorted(SUFFIXES))}")
+        raise no_pictures(root)
     if set(folders) == {root}:
         return unlabelled("folder", root, "a flat folder", tuple(folders[root]))
     if root in folders:
         raise BadData(
             f"{root}: holds {len(folders[root])} pictures beside class folders, such as "
-            f"{folders[root][0].name}; put every picture into a class folder, or all into one"
+            f"{folders[root][0].name}; put every picture into a class folder, or learn "
+            "without labels: --labels none"
         )
     root = _inner(root, folders)
     names = {below.relative_to(root).parts[0] for below in folders}

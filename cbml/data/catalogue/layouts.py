@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
@@ -13,8 +14,10 @@ from cbml.errors import BadData
 __all__ = [
     "ClassFolders",
     "class_folders",
+    "ignored_files",
     "locate",
     "locate_beside",
+    "no_pictures",
     "opened",
     "packaged",
     "picture_folders",
@@ -26,6 +29,7 @@ __all__ = [
 ClassFolders = dict[str, list[Path]]
 
 _DEEPEST = 8
+_LISTED = 5
 
 
 def opened(root: Path | str) -> Path:
@@ -131,32 +135,58 @@ def simple(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.casefold())
 
 
-def picture_folders(folder: Path, *, depth: int = 0) -> Iterator[tuple[Path, list[Path]]]:
+def picture_folders(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
     """The folders that hold pictures themselves, in order, each with its pictures, sorted.
 
     Args:
         folder: where to begin; names that begin with a dot are passed over.
-        depth: how many folders deep we are already.
     """
-    pictures: list[Path] = []
+    for below, files in _files(folder):
+        pictures = [path for path in files if path.suffix.lower() in SUFFIXES]
+        if pictures:
+            yield below, pictures
+
+
+def ignored_files(folder: Path) -> list[Path]:
+    """The files that `picture_folders` passes over for their suffix, such as .heic, in order.
+
+    Args:
+        folder: where to begin.
+    """
+    return [
+        path for _, files in _files(folder) for path in files if path.suffix.lower() not in SUFFIXES
+    ]
+
+
+def no_pictures(folder: Path) -> BadData:
+    """The error for a folder without pictures, with the kinds of file that it holds instead.
+
+    Args:
+        folder: where they were looked for.
+    """
+    kinds = Counter(path.suffix.lower() or "no suffix" for path in ignored_files(folder))
+    held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(_LISTED))
+    known = ", ".join(sorted(SUFFIXES))
+    others = f" among its files ({held})" if held else ""
+    return BadData(f"{folder}: no pictures found{others}; looked for {known}")
+
+
+def _files(folder: Path, depth: int = 0) -> Iterator[tuple[Path, list[Path]]]:
+    """Every folder, in order, with the files in it, sorted."""
+    files: list[Path] = []
     below: list[Path] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    below.append(folder / entry.name)
-                elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
-                    pictures.append(folder / entry.name)
+                if not entry.name.startswith("."):
+                    (below if entry.is_dir() else files).append(folder / entry.name)
     except OSError as error:
         raise BadData(f"{folder}: cannot be listed ({error.strerror})") from None
-    if pictures:
-        yield folder, sorted(pictures)
+    yield folder, sorted(files)
     if below and depth >= _DEEPEST:  # also where a link leads back to a folder above it
         raise BadData(f"{folder}: more than {_DEEPEST} folders deep; name the folder of the set")
     for path in sorted(below):
-        yield from picture_folders(path, depth=depth + 1)
+        yield from _files(path, depth + 1)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Any
 from cbml.data.catalogue.protocol import Found, validation_record
 from cbml.data.duplicates import same_bytes
 from cbml.data.images import ROLES, ImageSet, Splits
-from cbml.data.splits import Fold, described, halves, paired, with_validation
+from cbml.data.splits import Fold, described, halves, paired, split_notes, with_validation
 from cbml.errors import BadData
 
 __all__ = ["SPLIT_NAMES", "made_splits", "stated_splits", "unlabelled"]
@@ -53,12 +53,12 @@ def made_splits(
         seed: of the choice.
     """
     images = found.images(("train",))
-    train, held, tested = halves(
-        images, test=test, validation=validation, seed=seed, source=found.root
-    )
+    train, held, tested = halves(images, test=test, validation=validation, seed=seed)
     record = _record(name, found.root, found.layout)
     record |= {"test": test, "validation": validation_record(validation), "seed": seed}
-    return _reported(Splits(train, held, tested, record=record))
+    splits = Splits(train, held, tested, record=record)
+    record["notes"] = split_notes(splits, test=test, validation=validation)
+    return _reported(splits)
 
 
 def stated_splits(name: str, found: Found, *, validation: float | Fold, seed: int) -> Splits:
@@ -87,7 +87,9 @@ def stated_splits(name: str, found: Found, *, validation: float | Fold, seed: in
     if stated & set(ROLES):
         query, gallery = paired(found.images(ROLES))
     test = found.images(("test",)) if "test" in stated else None
-    return _reported(Splits(train, held, test, query, gallery, record))
+    splits = Splits(train, held, test, query, gallery, record)
+    record["notes"] = split_notes(splits, test=0, validation=validation)
+    return _reported(splits)
 
 
 def _record(name: str, source: Path, layout: str) -> dict[str, Any]:

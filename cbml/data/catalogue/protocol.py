@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cbml.data.images import ROLES, ImageSet, Splits
-from cbml.data.splits import Fold, described, paired, with_validation
+from cbml.data.splits import Fold, described, paired, split_notes, with_validation
 from cbml.errors import BadData
 
 __all__ = ["COUNTS", "Found", "checked_splits", "unrecognised", "validation_record"]
@@ -140,6 +140,7 @@ def checked_splits(
     }
     splits = Splits(train, held, test, query, gallery, record)
     record["counts"] = described(splits)
+    record["notes"] = split_notes(splits, test=0, validation=validation)
     return splits
 
 
