@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cbml.errors import DamagedFile
 from cbml.index.rows import Ids, Vectors, as_unit_rows
 
-__all__ = ["Flat", "in_order", "one_thread_if"]
+__all__ = ["Flat", "in_order", "one_thread_if", "stored_rows"]
 
 # Numbers a second look may return at a time: 2**22 rows are 48 MiB.
 LOOK_SIZE = 2**22
@@ -103,7 +103,7 @@ class Flat:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What has to be saved."""
-        return {"vectors": self.faiss.reconstruct_n(0, len(self))}
+        return {"vectors": stored_rows(self.faiss, 0, len(self))}
 
     @classmethod
     def restore(cls, dim: int, arrays: Mapping[str, NDArray[Any]]) -> "Flat":
@@ -163,3 +163,18 @@ def in_order(similarities: Vectors, ids: Ids) -> tuple[Vectors, Ids]:
     """
     order = np.lexsort((ids, -similarities), axis=-1)
     return np.take_along_axis(similarities, order, 1), np.take_along_axis(ids, order, 1)
+
+
+def stored_rows(index: faiss.Index, start: int, count: int) -> Vectors:
+    """Copies of consecutive rows, (M, D).
+
+    Args:
+        index: a flat or quantised index of faiss.
+        start: place of the first.
+        count: how many.
+    """
+    # Where faiss.contrib.torch_utils was imported (pytorch-metric-learning does), faiss answers
+    # with tensors unless it is given an array to fill.
+    rows = np.empty((count, index.d), dtype=np.float32)
+    index.reconstruct_n(start, count, rows)
+    return rows

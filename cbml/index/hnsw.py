@@ -90,7 +90,7 @@ class Hnsw:
         names = np.full(len(self.rows) + 1, LARGEST_ID)  # removed rows; the last is for "not found"
         names[self.live] = ids
         width = min(k + 8, len(self))
-        _, places = self.graph.search(queries, width, params=self._parameters(max(effort, width)))
+        places = self._candidates(queries, width, self._parameters(max(effort, width)))
         found = self.rows.compare(queries, places)  # -inf where a place is -1
         similarities, chosen = in_order(found, names[places])
         similarities, chosen = similarities[:, :k].copy(), chosen[:, :k].copy()
@@ -102,6 +102,22 @@ class Hnsw:
             similarities[short] = np.take_along_axis(best, kept, 1)
             chosen[short] = np.take_along_axis(all_names, kept, 1)
         return similarities, chosen
+
+    def _candidates(self, queries: Vectors, width: int, parameters: Any) -> Ids:
+        """Places of rows near each query, -1 where there are fewer, (Q, width)."""
+        similarities = np.empty((len(queries), width), dtype=np.float32)
+        places = np.empty((len(queries), width), dtype=np.int64)
+        # The method that wraps this one loses its parameters when faiss.contrib.torch_utils is
+        # imported, as pytorch-metric-learning does.
+        self.graph.search_c(
+            len(queries),
+            faiss.swig_ptr(np.ascontiguousarray(queries, dtype=np.float32)),
+            width,
+            faiss.swig_ptr(similarities),
+            faiss.swig_ptr(places),
+            parameters,
+        )
+        return places
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What has to be saved."""

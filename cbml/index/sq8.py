@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbml.errors import DamagedFile
-from cbml.index.flat import FEW_PAIRS, Flat, one_thread_if
+from cbml.index.flat import FEW_PAIRS, Flat, one_thread_if, stored_rows
 from cbml.index.rows import Ids, Vectors
 
 __all__ = ["Sq8"]
@@ -49,7 +49,7 @@ class Sq8(Flat):
             wider = self._with_reach(reach)
             for start in range(0, len(self), BLOCK):
                 count = min(BLOCK, len(self) - start)
-                wider.add(self.faiss.reconstruct_n(start, count))
+                wider.add(stored_rows(self.faiss, start, count))
             self.faiss, self._reach = wider, reach
         self.faiss.add(vectors)
 

@@ -3,6 +3,8 @@
 import shutil
 from collections.abc import Iterator
 
+# pytorch-metric-learning imports it, and it changes what faiss answers: the index must not mind.
+import faiss.contrib.torch_utils  # noqa: F401
 import pytest
 
 from tests.index.milvus_server import MilvusServer, why_not

@@ -42,7 +42,7 @@ def test_values_and_gradients_stay(backbone: str, least: int) -> None:
     assert found.keys() == expected.keys()
     for name, grad in expected.items():
         scale = float(grad.abs().max()) + 1e-6
-        assert float((found[name] - grad).abs().max()) < 1e-3 * scale, name
+        assert float((found[name] - grad).abs().max()) < 2e-3 * scale, name
     assert plain.state_dict().keys() == folded.state_dict().keys()
 
 
