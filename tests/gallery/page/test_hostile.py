@@ -84,7 +84,8 @@ def test_scripts_in_details_filters_and_titles_are_text(visit_of: Any, hostile: 
                 f"?query={picture['id']}&detail={picture['id']}", wait="#detail[open] .facts"
             )
             assert page.locator("#detail-title").text_content() == picture["name"]
-            assert " ".join(picture["name"].split()) in " ".join(page.title().split())
+            shown = picture["name"].replace("\0", "")  # a browser shows no NUL in a title
+            assert " ".join(shown.split()) in " ".join(page.title().split())
             assert not struck(page)
         page.locator("#detail-close").click()
         page.locator("#label").focus()
