@@ -30,7 +30,7 @@ export async function build(state, info, signal) {
   more.hidden = found.pictures.length >= found.total;
   const node = element("section", { "aria-label": "Worst queries" },
     element("div", { class: "title" }, element("h2", {}, "Worst queries first"),
-      element("span", { class: "soft" }, `${plural(found.total, "query", "queries")} by average precision; what each found instead is on its right`)),
+      element("span", { class: "soft" }, `${plural(found.total, "query", "queries")} by average precision; what each found instead follows`)),
     list, element("div", { class: "onward" }, more));
   return { node, shown, said: "Worst queries first" };
 }
