@@ -7,10 +7,13 @@ weight and bias can do by themselves:
     scale = γ / √(variance + ε),   shift = β - mean · scale
 
 The large feature maps are then read and written once less in each direction. Names, parameters and
-gradients stay what they were; a norm that is in training mode is computed the usual way.
+gradients stay what they were; a norm that is in training mode is computed the usual way. timm's
+norms, which also do the activation behind them, and its convolutions that pad as TensorFlow does
+are folded in the same way.
 """
 
 import itertools
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -58,13 +61,17 @@ class _Folded:
     def __call__(self, pictures: Tensor) -> Tensor:
         convolution, norm = self.convolution, self.norm
         if norm.training or norm.running_var is None or norm.running_mean is None:
-            plain: Tensor = nn.Conv2d.forward(convolution, pictures)
+            plain: Tensor = type(convolution).forward(convolution, pictures)
             return plain
         scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)  # (C,)
         shift = norm.bias - norm.running_mean * scale
         if convolution.bias is not None:
             shift = shift + convolution.bias * scale
         weight = convolution.weight * scale[:, None, None, None]
+        if type(convolution) is not nn.Conv2d:
+            pictures = sys.modules["timm.layers"].pad_same(
+                pictures, convolution.kernel_size, convolution.stride, convolution.dilation
+            )
         result: Tensor = convolution._conv_forward(pictures, weight, shift)
         return result
 
@@ -76,16 +83,24 @@ class _PassedOn:
         self.norm = norm
 
     def __call__(self, features: Tensor) -> Tensor:
-        if self.norm.training or self.norm.running_var is None:
-            normed: Tensor = nn.BatchNorm2d.forward(self.norm, features)
+        norm = self.norm
+        if norm.training or norm.running_var is None:
+            normed: Tensor = type(norm).forward(norm, features)
             return normed
+        if type(norm) is not nn.BatchNorm2d:  # timm's drops and activates, too
+            features = norm.act(norm.drop(features))
         return features
 
 
 def _pairs(module: nn.Module) -> Iterator[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+    # Exactly these classes: a subclass may do more than its name says.
+    convolutions: tuple[type, ...] = (nn.Conv2d,)
+    norms: tuple[type, ...] = (nn.BatchNorm2d,)
+    layers = sys.modules.get("timm.layers")  # a network of timm has brought it along
+    if layers is not None:
+        convolutions, norms = (*convolutions, layers.Conv2dSame), (*norms, layers.BatchNormAct2d)
     for first, second in itertools.pairwise(module.children()):
-        # Exactly these classes: a subclass may do more than its name says.
-        if type(first) is nn.Conv2d and type(second) is nn.BatchNorm2d:
+        if type(first) in convolutions and type(second) in norms:
             padded_plainly = first.padding_mode == "zeros"
             if second.affine and padded_plainly and first.out_channels == second.num_features:
                 yield first, second

@@ -30,7 +30,14 @@ def gradients(model: Embedder) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("backbone", "least"), [("resnet18", 20), ("googlenet", 57), ("bn_inception", 69), ("conv4", 4)]
+    ("backbone", "least"),
+    [
+        ("resnet18", 20),
+        ("googlenet", 57),
+        ("bn_inception", 69),
+        ("conv4", 4),
+        ("efficientnet_lite0", 49),  # timm's layers: norms that activate, padding as TensorFlow's
+    ],
 )
 def test_values_and_gradients_stay(backbone: str, least: int) -> None:
     plain = make(backbone)
@@ -46,8 +53,9 @@ def test_values_and_gradients_stay(backbone: str, least: int) -> None:
     assert plain.state_dict().keys() == folded.state_dict().keys()
 
 
-def test_trained_norms_are_computed_the_usual_way() -> None:
-    plain = make("resnet18", batch_norm="trained")
+@pytest.mark.parametrize("backbone", ["resnet18", "efficientnet_lite0"])
+def test_trained_norms_are_computed_the_usual_way(backbone: str) -> None:
+    plain = make(backbone, batch_norm="trained")
     folded = copy.deepcopy(plain)
     fold_batch_norms(folded, PICTURES[:1])
     torch.testing.assert_close(folded(PICTURES), plain(PICTURES))
