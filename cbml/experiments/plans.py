@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 # Every method gets the same rates to choose from, so that none is tuned more than another.
-RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+RATES = (1e-4, 2e-4, 4e-4)
 TRIAL_SEED = 0
 _TRIAL = "trial"
 # A row and what was changed in it beside the learning rate.
@@ -106,13 +106,15 @@ def plan_units(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) 
     Args:
         plan: what is asked for.
         seeds: of the runs.
-        trials: records that decide the learning rate of each row that has some.
+        trials: records that decide the learning rate of each row that has some; a row without
+            takes that of the same method with other parts on or off.
     """
     rates = chosen_rates(trials)
     units = []
     for seed, row, overrides in itertools.product(seeds, table_rows(plan), _grid(plan.sweeps)):
         label = row.label(plan.scale)
-        others = ((label, overrides), (label, ()), (plan.table.tuned_as or "", ()))
+        others = ((label, overrides), (label, ()), (_method(label), ()))
+        others = (*others, (plan.table.tuned_as or "", ()))
         rate = next((rates[place] for place in others if place in rates), None)
         if any(override.startswith("learning_rate=") for override in overrides):
             rate = None
@@ -164,6 +166,8 @@ def plan_trials(plan: Plan) -> list[Unit]:
 def chosen_rates(trials: Iterable[Record]) -> dict[Tried, float]:
     """The learning rate with the best validation Recall@1 of each row; the lower one of equals.
 
+    A method, which is a row without " +MVC" and " +mining", has the best of its rows' rates.
+
     Args:
         trials: records of trials.
     """
@@ -181,7 +185,15 @@ def chosen_rates(trials: Iterable[Record]) -> dict[Tried, float]:
                 f"{row}: the trials with learning rates {missing} are not done; run the same "
                 "command with --trials to its end first"
             )
-    return {place: _best(scores) for place, scores in tried.items()}
+    methods: dict[Tried, dict[float, float]] = {}
+    for (row, others), scores in tried.items():
+        best = methods.setdefault((_method(row), others), {})
+        best.update({rate: max(score, best.get(rate, -1.0)) for rate, score in scores.items()})
+    return {place: _best(scores) for place, scores in (methods | tried).items()}
+
+
+def _method(row: str) -> str:
+    return row.replace(" +MVC", "").replace(" +mining", "")
 
 
 def _best(scores: Mapping[float, float]) -> float:

@@ -23,6 +23,7 @@ from cbml.data.cache import cache_folder
 from cbml.data.checks import load
 from cbml.errors import BadData
 from cbml.models import Embedder, Execution, embed, embed_across, find_backbone
+from cbml.training.memory import keep_freed_memory
 from cbml.training.recipe import Recipe
 from cbml.training.sizes import fitted_sizes
 from cbml.training.team import Team
@@ -143,13 +144,16 @@ def build_model(recipe: Recipe) -> Embedder:
 
 
 def build_execution(recipe: Recipe, model: Embedder) -> Execution:
-    """How a recipe's model is run.
+    """How a recipe's model is run; on a CPU this process keeps its memory from now on.
 
     Args:
         recipe: names precision and compilation.
         model: on its device.
     """
-    default = Execution.default(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        keep_freed_memory()
+    default = Execution.default(device)
     chosen = default.precision if recipe.precision == "default" else recipe.precision
     return Execution(
         channels_last=default.channels_last,
