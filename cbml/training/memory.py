@@ -27,4 +27,4 @@ def keep_freed_memory() -> bool:
     if choose is None:
         return False
     wanted = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _MOST), (_TOP_PAD, _AHEAD))
-    return all([choose(option, value) == 1 for option, value in wanted])
+    return all(choose(option, value) == 1 for option, value in wanted)

@@ -8,6 +8,7 @@ from PIL import Image
 
 from cbml.cli import main
 from cbml.experiments import read_records
+from cbml.experiments.plans import RATES
 
 SMALL = [
     *("--data", "emoji", "--set", "backbone=conv4", "--set", "crop=16", "--set", "dim=8"),
@@ -31,7 +32,7 @@ def test_trials_then_the_table_then_its_print(
 ) -> None:
     rows = ["--only", "MS", "--only", "CBML (from data)"]
     assert reproduce("loss-ablation", root, tmp_path, "--trials", *rows, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["done"] == 8
+    assert json.loads(capsys.readouterr().out)["done"] == 2 * len(RATES)
     assert reproduce("loss-ablation", root, tmp_path, "--seeds", "2", *rows, "--json") == 0
     assert json.loads(capsys.readouterr().out)["done"] == 4
     records = read_records(tmp_path / "loss-ablation-laptop" / "emoji.jsonl")
