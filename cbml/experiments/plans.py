@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 # Every method gets the same rates to choose from, so that none is tuned more than another.
-RATES = (1e-4, 2e-4, 4e-4)
+RATES = (1e-4, 2e-4, 4e-4, 8e-4)
 TRIAL_SEED = 0
 _TRIAL = "trial"
 # A row and what was changed in it beside the learning rate.
@@ -113,9 +113,9 @@ def plan_units(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) 
     units = []
     for seed, row, overrides in itertools.product(seeds, table_rows(plan), _grid(plan.sweeps)):
         label = row.label(plan.scale)
-        others = ((label, overrides), (label, ()), (_method(label), ()))
-        others = (*others, (plan.table.tuned_as or "", ()))
-        rate = next((rates[place] for place in others if place in rates), None)
+        places: list[Tried] = [(label, overrides), (label, ()), (_method(label), ())]
+        places.append((plan.table.tuned_as or "", ()))
+        rate = next((rates[place] for place in places if place in rates), None)
         if any(override.startswith("learning_rate=") for override in overrides):
             rate = None
         chosen = () if rate is None else (f"learning_rate={rate}",)

@@ -87,8 +87,9 @@ class _PassedOn:
         if norm.training or norm.running_var is None:
             normed: Tensor = type(norm).forward(norm, features)
             return normed
-        if type(norm) is not nn.BatchNorm2d:  # timm's drops and activates, too
-            features = norm.act(norm.drop(features))
+        for name in ("drop", "act"):  # timm's norms do these, too
+            layer = norm._modules.get(name)
+            features = features if layer is None else layer(features)
         return features
 
 
@@ -101,6 +102,8 @@ def _pairs(module: nn.Module) -> Iterator[tuple[nn.Conv2d, nn.BatchNorm2d]]:
         convolutions, norms = (*convolutions, layers.Conv2dSame), (*norms, layers.BatchNormAct2d)
     for first, second in itertools.pairwise(module.children()):
         if type(first) in convolutions and type(second) in norms:
+            assert isinstance(first, nn.Conv2d)
+            assert isinstance(second, nn.BatchNorm2d)
             padded_plainly = first.padding_mode == "zeros"
             if second.affine and padded_plainly and first.out_channels == second.num_features:
                 yield first, second

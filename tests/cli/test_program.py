@@ -99,6 +99,19 @@ def test_near_misses_are_suggested() -> None:
     assert "Did you mean 'data'?" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [("train emoji --procesess 2", "--processes"), ("search a b --min-probabilty 1", "--min-prob")],
+)
+def test_near_misses_of_options_are_suggested(words: str, meant: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "cbml", *words.split()], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert meant in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_verb_says_so_by_its_exit_code(number: int, code: int) -> None:
     body = "import time; print('ready', flush=True); time.sleep(60)"

@@ -39,7 +39,7 @@ def test_each_row_gets_equally_many_trials_and_none_sees_the_test() -> None:
 
 
 def test_trials_choose_the_rate_and_their_run_is_the_final_one() -> None:
-    scores = dict(zip(RATES, [None, 0.7, 0.7], strict=True))
+    scores = dict(zip(RATES, [0.5, 0.7, 0.7, None], strict=True))
     trials = [trial("MS", rate, score) for rate, score in scores.items()]
     assert chosen_rates(trials) == {("MS", ()): RATES[1]}, "the lower of equals"
     first, second = plan_units(plan(only=("MS",)), range(2), trials)
@@ -51,9 +51,9 @@ def test_trials_choose_the_rate_and_their_run_is_the_final_one() -> None:
     (given,) = plan_units(plan(only=("MS",), sweeps=("learning_rate=1",)), range(1), trials)
     assert given.recipe.settings.learning_rate == 1.0
     with pytest.raises(
-        BadData, match=r"MS: the trials with learning rates \[0.0004\] are not done"
+        BadData, match=r"MS: the trials with learning rates \[0.0008\] are not done"
     ):
-        chosen_rates(trials[:2])
+        chosen_rates(trials[:3])
 
 
 def test_trials_of_a_changed_row_come_before_those_of_the_row() -> None:
@@ -69,7 +69,7 @@ def test_rows_without_trials_take_the_best_rate_of_their_method() -> None:
     trials = [
         *(
             trial("CBML +MVC (from data)", rate, score)
-            for rate, score in zip(RATES, (1, 5, 2), strict=True)
+            for rate, score in zip(RATES, (1, 5, 2, 0), strict=True)
         ),
         *(trial("CBML +MVC +mining (from data)", rate, rate) for rate in RATES),
         *(trial("CBML +MVC", rate, rate) for rate in RATES),
@@ -79,8 +79,8 @@ def test_rows_without_trials_take_the_best_rate_of_their_method() -> None:
     found = {unit.row: unit.recipe.settings.learning_rate for unit in units}
     sources = {unit.row: unit.rate_from for unit in units}
     assert found["CBML (from data)"] == found["CBML +MVC (from data)"] == RATES[1]
-    assert found["CBML +MVC +mining (from data)"] == RATES[2], "its own trials come first"
-    assert found["CBML"] == found["CBML +MVC +mining"] == RATES[2]
+    assert found["CBML +MVC +mining (from data)"] == RATES[-1], "its own trials come first"
+    assert found["CBML"] == found["CBML +MVC +mining"] == RATES[-1]
     assert sources["CBML"] == "trials on validation classes"
     assert sources["MS"] == "recipe"
 
