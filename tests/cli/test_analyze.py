@@ -1,6 +1,8 @@
 """`cbml analyze`, and what `cbml train` learns from similarities."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,19 @@ def test_mistakes_are_named(
     words = ["train", "pictures", "--loss", "multi_similarity", "--parameters", "from-data"]
     assert run(words) == 2
     assert "only the loss cbml" in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_processes_estimate_the_constants_of_one(finished: Path, tmp_path: Path) -> None:
+    """Each embeds its half of the pictures; both learn with the constants of the whole."""
+    alone = read_record(finished)
+    words = ["train", str(alone["recipe"]["data"]), *SMALL, "--parameters", "from-data"]
+    out = tmp_path / "two"
+    command = [sys.executable, "-m", "cbml", *words, "--processes", "2", "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+    both = read_record(out)
+    for part in ("options", "statistics"):
+        for name, number in alone["parameters"][part].items():
+            expected = pytest.approx(number, rel=1e-4) if isinstance(number, float) else number
+            assert both["parameters"][part][name] == expected, name
+    assert both["parameters"]["pictures"] == alone["parameters"]["pictures"]
+    assert MatchProbability.load(out / "calibration.json").positives > 0
