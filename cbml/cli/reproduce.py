@@ -64,6 +64,7 @@ def verb(
     Examples:
       cbml reproduce --list
       cbml reproduce loss-ablation --data emoji --trials
+      cbml reproduce loss-ablation --data emoji --trials --only MS --set learning_rate=5e-5
       cbml reproduce loss-ablation --data emoji --seeds 3
       cbml reproduce loss-ablation --data cub --root ~/CUB_200_2011 --only 'CBML*' --seeds 1
       cbml reproduce loss-ablation --only 'CBML +MVC' --set variance_weight=0.0,0.1,1,2

@@ -30,6 +30,7 @@ __all__ = [
 RATES = (1e-4, 2e-4, 4e-4, 8e-4)
 TRIAL_SEED = 0
 _TRIAL = "trial"
+_RATE = "learning_rate="
 # A row and what was changed in it beside the learning rate.
 Tried = tuple[str, tuple[str, ...]]
 _CONSTRAINT = ("variance_weight", "target_mix", "variance_reduction")
@@ -116,9 +117,9 @@ def plan_units(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) 
         places: list[Tried] = [(label, overrides), (label, ()), (_method(label), ())]
         places.append((plan.table.tuned_as or "", ()))
         rate = next((rates[place] for place in places if place in rates), None)
-        if any(override.startswith("learning_rate=") for override in overrides):
+        if any(override.startswith(_RATE) for override in overrides):
             rate = None
-        chosen = () if rate is None else (f"learning_rate={rate}",)
+        chosen = () if rate is None else (f"{_RATE}{rate}",)
         recipe = row_recipe(row, plan.scale, (*chosen, *overrides), seed)
         if plan.protocol == "paper":
             recipe = dataclasses.replace(recipe, validation=0.0)
@@ -141,14 +142,18 @@ def plan_trials(plan: Plan) -> list[Unit]:
     """One unit for each row and each of RATES; the test classes are never looked at.
 
     Args:
-        plan: what is asked for.
+        plan: what is asked for; its sweep of learning_rate takes the place of RATES, to go on where
+            the best rate of a row lies at their edge.
     """
     units = []
-    for row, overrides in itertools.product(table_rows(plan), _grid(plan.sweeps)):
+    sweeps = [sweep for sweep in plan.sweeps if not sweep.startswith(_RATE)]
+    asked = [sweep.removeprefix(_RATE) for sweep in plan.sweeps if sweep.startswith(_RATE)]
+    rates = [float(rate) for sweep in asked for rate in sweep.split(",")] or RATES
+    for row, overrides in itertools.product(table_rows(plan), _grid(sweeps)):
         if row.labels == "pseudo":
             raise BadData(f"{row.label(plan.scale)}: without labels there is nothing to try on")
-        for rate in RATES:
-            tried = (*overrides, f"learning_rate={rate}")
+        for rate in rates:
+            tried = (*overrides, f"{_RATE}{rate}")
             units.append(
                 Unit(
                     table=plan.table.name,

@@ -24,6 +24,7 @@ from cbml.training.team import Team
 
 __all__ = ["Updates"]
 
+_SILENT_STEPS = 50
 _REMEMBERED_BATCHES = 10
 _SHOWN = 5
 
@@ -54,6 +55,7 @@ class Updates:
         self.listener = listener
         self.parameters = [p for p in state.model.parameters() if p.requires_grad]
         self.recent: deque[Similarities] = deque(maxlen=_REMEMBERED_BATCHES)
+        self.silent_until = 0
 
     @property
     def seen(self) -> Similarities | None:
@@ -147,15 +149,15 @@ class Updates:
         how = self.state.settings.collapse
         self.recent.append(similarities(result.embeddings, result.labels))
         reason = None if how == "ignore" else collapse_reason(self.recent)
-        if reason is None:
+        step = self.state.step + 1
+        if reason is None or step < self.silent_until:
             return
-        text = f"collapse at step {self.state.step + 1}: {reason}; the batch: {self._some(numbers)}"
-        self.records.add({"step": self.state.step + 1, "collapse": text})
+        text = f"collapse at step {step}: {reason}; the batch: {self._some(numbers)}"
+        self.records.add({"step": step, "collapse": text})
         if how == "stop":
             raise BadNumbers(text)
         self.listener.say(text)
-        # Not again for every batch: only when it has gone on for as long as is remembered.
-        self.recent.clear()
+        self.silent_until = step + _SILENT_STEPS  # a model that stays so is no news
 
     def _names(self, numbers: Tensor) -> list[str]:
         paths = self.state.batches.images.paths

@@ -65,6 +65,14 @@ def test_trials_of_a_changed_row_come_before_those_of_the_row() -> None:
     assert rates == {600: RATES[-1], 900: RATES[0]}
 
 
+def test_further_rates_can_be_tried_and_win() -> None:
+    units = plan_trials(plan(only=("MS",), sweeps=("learning_rate=5e-5,1.6e-3", "steps=9")))
+    assert [unit.recipe.settings.learning_rate for unit in units] == [5e-5, 1.6e-3]
+    assert units[0].overrides == ("steps=9", "learning_rate=5e-05")
+    trials = [trial("MS", rate, 1 - rate) for rate in (*RATES, 5e-5)]
+    assert chosen_rates(trials) == {("MS", ()): 5e-5}
+
+
 def test_rows_without_trials_take_the_best_rate_of_their_method() -> None:
     trials = [
         *(

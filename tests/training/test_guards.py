@@ -122,6 +122,19 @@ def test_collapse_is_said_and_named(images: ImageSet, tmp_path: Path) -> None:
         fit(model, Constant(), batches(images), settings=settings, listener=heard)
 
 
+def test_a_collapse_that_lasts_is_not_said_at_every_step(images: ImageSet, tmp_path: Path) -> None:
+    model, heard = embedder(), Heard()
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.fill_(1.0)
+    settings = Settings(steps=60)
+    fit(model, Constant(), batches(images), settings=settings, run=tmp_path, listener=heard)
+    said = [line.split(":")[0] for line in heard.lines if line.startswith("collapse")]
+    assert said == ["collapse at step 1", "collapse at step 51"]
+    seen = [line["positive_similarity"] for line in read_metrics(tmp_path) if "loss" in line]
+    assert seen == pytest.approx([1.0] * 60)
+
+
 def test_collapse_needs_ten_batches_that_tell_nothing_apart() -> None:
     lost = Similarities(0.31, 0.30, 0.05, -0.2)
     good = Similarities(0.6, 0.30, 1.5, -0.2)
