@@ -23,7 +23,7 @@ def verb(
         list[int] | None,
         typer.Option("--id", help="Search with this picture of the gallery; may be repeated."),
     ] = None,
-    k: Annotated[int, typer.Option("--k", help="Results wanted.")] = 10,
+    k: Annotated[int, typer.Option("--k", "-k", help="Results wanted.")] = 10,
     min_probability: Annotated[
         float | None, typer.Option(help="Only results at least so probable.")
     ] = None,
