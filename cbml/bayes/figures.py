@@ -55,7 +55,8 @@ def draw_similarities(grid: Grid) -> "Figure":
         place.text(
             0.02, 0.96, _words(one), transform=place.transAxes, va="top", color=SOFT, fontsize=8
         )
-    _finish(figure, axes, "similarity", "density", "dashed: Gaussians of the same mean and spread")
+    note = "dashed: Gaussians of the same mean and spread"
+    _finish(figure, axes, "similarity", "density", note, corner="upper right")
     return figure
 
 
@@ -87,6 +88,7 @@ def draw_ratios(grid: Grid) -> "Figure":
         "similarity",
         r"$\log_{10}\,\Phi_N$",
         r"$\Phi_N(s)$ = p[s | same] / p[s | different]",
+        corner="lower right",  # the curves rise
     )
     return figure
 
@@ -192,7 +194,9 @@ def _cells(axes: NDArray[Any], grid: Grid) -> list[tuple["Axes", SetAnalysis]]:
     ]
 
 
-def _finish(figure: "Figure", axes: NDArray[Any], across: str, up: str, note: str) -> None:
+def _finish(
+    figure: "Figure", axes: NDArray[Any], across: str, up: str, note: str, corner: str
+) -> None:
     for place in axes.flat:
         place.spines[["top", "right"]].set_visible(False)
         place.tick_params(labelsize=8)
@@ -200,7 +204,7 @@ def _finish(figure: "Figure", axes: NDArray[Any], across: str, up: str, note: st
         place.set_xlabel(across)
     for place in axes[:, 0]:
         place.set_ylabel(up)
-    axes[0, 0].legend(loc="upper right", frameon=False, fontsize=8)
+    axes[0, 0].legend(loc=corner, frameon=False, fontsize=8)
     figure.supxlabel(note, fontsize=8, color=SOFT)
 
 
