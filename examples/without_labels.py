@@ -116,7 +116,7 @@ def main() -> None:
     """Do the units that are not yet done, and print the table of all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", nargs="?", default="emoji")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--records", type=Path, default=Path("results/pseudo/emoji.jsonl"))
     parser.add_argument("--runs", type=Path, default=Path("runs/pseudo"))
@@ -132,7 +132,7 @@ def main() -> None:
             file.write(json.dumps(line) + "\n")
         print(f"seed {line['seed']} {line['method']:<32}", line["scores"], flush=True)
 
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         wanted = [m for m in options.methods if (m, seed) not in _keys(lines)]
         plain = recipe_of(options.data, "cbml", seed, options.overrides)
         if wanted and not plain.study and ("before", seed) not in _keys(lines):

@@ -35,7 +35,7 @@ def test_units_are_done_once(
 
     monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
     records = tmp_path / "records.jsonl"
-    words = [str(EXAMPLE), str(labelled), "--seeds", "2", "--records", str(records)]
+    words = [str(EXAMPLE), str(labelled), "--seeds", "0", "1", "--records", str(records)]
     words += ["--runs", str(tmp_path / "runs"), "--methods", "cbml", "cross-entropy on clusters"]
     for setting in SMALL:
         words += ["--set", setting]
