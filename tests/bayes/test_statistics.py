@@ -134,6 +134,8 @@ def test_the_suggested_loss_follows_from_the_data() -> None:
     assert scales == pytest.approx((0.15**2 / 0.4, 0.1**2 / 0.4))
     assert loss.ratio.positive_center == loss.ratio.negative_center == pytest.approx(0.5)
     assert (loss.delta, loss.target_mix, loss.variance_reduction) == ("derived", 0.2, "mean")
+    assert loss.variance_weight == pytest.approx(0.5 / 0.1**2)
+    assert loss.mining_margin is None
     quadratic = STATISTICS.suggest_loss("quadratic").ratio
     assert quadratic == QuadraticRatio(
         positive_mean=0.7, positive_std=0.15, negative_mean=0.3, negative_std=0.1
