@@ -221,6 +221,8 @@ def _print_outcome(folder: Path, fitted: Any, test: Any, as_json: bool) -> None:
         print(f"  validation {fitted.best_score:.4f} after step {fitted.best_step}: kept in model/")
     for name, value in (test or {}).items():
         print(f"  test {name:<12} {value:.4f}")
+    if (folder / "bad_images.csv").exists():
+        print(f"  some pictures cannot be read: {folder / 'bad_images.csv'}")
     if (folder / "clusters.csv").exists():
         print("  without labels the last model is kept, in model/; clusters.csv names the clusters")
         return

@@ -66,6 +66,18 @@ def test_a_run_writes_all_it_promises(
     assert run(["train", *words]) == 3, "a run is not overwritten"
 
 
+def test_pictures_that_cannot_be_read_are_listed_and_said(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    for place in folder.iterdir():
+        (place / "broken.png").write_bytes(b"no picture")
+    words = [*SMALL, "--out", str(out), "--set", "bad_limit=0.9"]
+    assert run(["train", str(folder), *words]) == 0
+    assert f"some pictures cannot be read: {out / 'bad_images.csv'}" in capsys.readouterr().out
+    assert "broken.png" in (out / "bad_images.csv").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
