@@ -71,7 +71,7 @@ def test_pictures_that_cannot_be_read_are_listed_and_said(
 ) -> None:
     out = tmp_path / "run"
     for place in folder.iterdir():
-        (place / "broken.png").write_bytes(b"no picture")
+        (place / "broken.png").write_bytes(f"no picture {place.name}".encode())
     words = [*SMALL, "--steps", "30", "--out", str(out), "--set", "bad_limit=0.9"]
     assert run(["train", str(folder), *words]) == 0
     assert f"some pictures cannot be read: {out / 'bad_images.csv'}" in capsys.readouterr().out
