@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +36,8 @@ def free_pictures(folder: Path, classes: int) -> ImageSet:
     assert test is not None
     found: dict[str, list[Path]] = {}
     for path, label in zip(test.paths, test.known_labels.tolist(), strict=True):
-        points = [int(word[2:], 16) for word in test.class_names[label].split("-")]
-        if len(points) == 1 and path.parent.name in FREE:
-            found.setdefault(unicodedata.name(chr(points[0])).lower(), []).append(path)
+        if "-" not in path.stem and path.parent.name in FREE:  # one code point
+            found.setdefault(test.class_names[label], []).append(path)
     both = sorted(name for name, paths in found.items() if len(paths) == len(FREE))
     chosen = np.random.default_rng(0).permutation(both)[:classes]
     names, paths, labels = sorted(chosen.tolist()), [], []

