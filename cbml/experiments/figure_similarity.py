@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbml.bayes.histograms import PairHistogram
 from cbml.data import ImageSet
@@ -17,7 +18,8 @@ from cbml.training.assembly import Shelf, build_model, load_splits
 __all__ = ["draw_similarity"]
 
 _POSITIVE, _NEGATIVE = "#0072b2", "#d55e00"
-_BINS = 100
+_BINS = (100, 200, 400)  # of all similarities; more where they crowd
+_CURVE = 40  # steps, below which a curve has corners
 _FEWEST = 30  # pairs of each kind in a step, below which their ratio is noise
 _PICTURES = 3000
 
@@ -50,13 +52,23 @@ def draw_similarity(
         for place, (which, images) in enumerate(sets.items()):
             shelf = Shelf.of(images, recipe.crop)
             pairs = PairHistogram.of(shelf.embedded(model), shelf.images.known_labels)
-            _draw(line[place], line[place + 2], pairs.coarser(_BINS))
+            _draw(line[place], line[place + 2], _smooth(pairs))
             line[place].set_title(f"{name}: {which}", fontsize=9)
             line[place + 2].set_title(f"ratio, {which}", fontsize=9)
-    panels[0][0].legend(loc="upper left", fontsize=8)
+    panels[0][0].legend(loc="upper right", fontsize=8)
     for panel in panels[-1]:
         panel.set_xlabel("similarity")
     return figure
+
+
+def _smooth(pairs: PairHistogram) -> PairHistogram:
+    found = [pairs.coarser(bins) for bins in _BINS]
+    return next((one for one in found if _used(one).sum() >= _CURVE), found[-1])
+
+
+def _used(pairs: PairHistogram) -> NDArray[np.bool_]:
+    used: NDArray[np.bool_] = (pairs.positive + pairs.negative) > 0
+    return used
 
 
 def _draw(shares: Any, ratio: Any, pairs: PairHistogram) -> None:
@@ -70,7 +82,7 @@ def _draw(shares: Any, ratio: Any, pairs: PairHistogram) -> None:
         ratio.plot(pairs.centers[seen], logs, color="#333333", marker=".", markersize=3)
     ratio.axhline(0.0, color="#999999", linewidth=0.8)
     ratio.set_ylabel("log Φ_N")
-    used = (pairs.positive + pairs.negative) > 0
+    used = _used(pairs)
     if used.any():
         low, high = pairs.centers[used][0] - 0.05, 1.0
         for panel in (shares, ratio):
