@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cbml import Embedder
 from cbml.data import ImageSet
 from cbml.training import BadNumbers, Listener, Run, Settings, fit, read_metrics
 from cbml.training.guards import Similarities, check_embeddings, collapse_reason, similarities
@@ -106,11 +107,17 @@ class Constant(nn.Module):
         return embeddings.sum() * 0.0
 
 
-def test_collapse_is_said_and_named(images: ImageSet, tmp_path: Path) -> None:
-    model, heard = embedder(), Heard()
+def collapsed() -> Embedder:
+    """All pictures have one embedding."""
+    model = embedder()
     with torch.no_grad():
         model.head.weight.zero_()
         model.head.bias.fill_(1.0)
+    return model
+
+
+def test_collapse_is_said_and_named(images: ImageSet, tmp_path: Path) -> None:
+    model, heard = collapsed(), Heard()
     settings = Settings(steps=2)
     fit(model, Constant(), batches(images), settings=settings, run=tmp_path, listener=heard)
     said = [line for line in heard.lines if line.startswith("collapse at step 1: all similarities")]
@@ -123,10 +130,7 @@ def test_collapse_is_said_and_named(images: ImageSet, tmp_path: Path) -> None:
 
 
 def test_a_collapse_that_lasts_is_not_said_at_every_step(images: ImageSet, tmp_path: Path) -> None:
-    model, heard = embedder(), Heard()
-    with torch.no_grad():
-        model.head.weight.zero_()
-        model.head.bias.fill_(1.0)
+    model, heard = collapsed(), Heard()
     settings = Settings(steps=60)
     fit(model, Constant(), batches(images), settings=settings, run=tmp_path, listener=heard)
     said = [line.split(":")[0] for line in heard.lines if line.startswith("collapse")]
