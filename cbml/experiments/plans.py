@@ -148,7 +148,10 @@ def plan_trials(plan: Plan) -> list[Unit]:
     units = []
     sweeps = [sweep for sweep in plan.sweeps if not sweep.startswith(_RATE)]
     asked = [sweep.removeprefix(_RATE) for sweep in plan.sweeps if sweep.startswith(_RATE)]
-    rates = [float(rate) for sweep in asked for rate in sweep.split(",")] or RATES
+    try:
+        rates = [float(rate) for sweep in asked for rate in sweep.split(",")] or RATES
+    except ValueError:
+        raise BadData(f"--set {_RATE}{','.join(asked)}: write numbers, such as 5e-5,1e-3") from None
     for row, overrides in itertools.product(table_rows(plan), _grid(sweeps)):
         if row.labels == "pseudo":
             raise BadData(f"{row.label(plan.scale)}: without labels there is nothing to try on")

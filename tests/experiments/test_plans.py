@@ -71,6 +71,8 @@ def test_further_rates_can_be_tried_and_win() -> None:
     assert units[0].overrides == ("steps=9", "learning_rate=5e-05")
     trials = [trial("MS", rate, 1 - rate) for rate in (*RATES, 5e-5)]
     assert chosen_rates(trials) == {("MS", ()): 5e-5}
+    with pytest.raises(BadData, match="--set learning_rate=fast: write numbers"):
+        plan_trials(plan(sweeps=("learning_rate=fast",)))
 
 
 def test_rows_without_trials_take_the_best_rate_of_their_method() -> None:
