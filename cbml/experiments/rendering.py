@@ -11,6 +11,9 @@ from cbml.experiments.statistics import Estimate, estimate
 
 __all__ = ["Block", "Line", "as_markdown", "table_blocks"]
 
+# Scale, picture set, protocol, backbone and steps.
+_Place = tuple[str, str, str, str, int]
+
 
 @dataclass(frozen=True)
 class Line:
@@ -31,10 +34,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """What may stand in one table: one picture set, scale and protocol.
+    """What may stand in one table: one picture set, scale, protocol, and at the laptop scale one
+    network and length of training.
 
     Args:
-        title: says all three.
+        title: says all of it.
         columns: of the scores.
         lines: the rows.
         same_pictures: whether published numbers are of the same pictures and network.
@@ -53,18 +57,28 @@ def table_blocks(table: Table, records: Iterable[Record]) -> list[Block]:
         table: the rows.
         records: of any tables; trials are passed over.
     """
-    groups: dict[tuple[str, str, str], list[Record]] = {}
+    groups: dict[_Place, list[Record]] = {}
     for record in records:
         if record["table"] == table.name and not record["trial"]:
-            place = (record["scale"], record["data"], record["protocol"])
-            groups.setdefault(place, []).append(record)
+            groups.setdefault(_place(record), []).append(record)
     if not groups:
         return _published_blocks(table)
     return [_block(table, place, found) for place, found in sorted(groups.items())]
 
 
-def _block(table: Table, place: tuple[str, str, str], records: Sequence[Record]) -> Block:
-    scale, data, protocol = place
+def _place(record: Record) -> _Place:
+    """What records must share to stand in one table.
+
+    At the full scale the labels name the backbone, as the paper's tables do; at the laptop scale
+    another network or another length of training is another table.
+    """
+    settings, scale = record["settings"], record["scale"]
+    alike = (settings["backbone"], int(settings["steps"] or 0)) if scale == "laptop" else ("", 0)
+    return scale, record["data"], record["protocol"], *alike
+
+
+def _block(table: Table, place: _Place, records: Sequence[Record]) -> Block:
+    scale, data, protocol = place[:3]
     rows = {row.label(scale): row for row in reversed(table.rows) if _printed(row, scale, data)}
     order = {label: number for number, label in enumerate(reversed(rows))}
     groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {}

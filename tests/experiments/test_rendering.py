@@ -27,6 +27,9 @@ def test_intervals_are_student_s() -> None:
         estimate([])
 
 
+SETTINGS = {"learning_rate": 1e-4, "steps": 300, "backbone": "efficientnet_lite0"}
+
+
 def record(row: str, seed: int, recall: float, **changes: Any) -> dict[str, Any]:
     return {
         "table": "loss-ablation",
@@ -37,7 +40,7 @@ def record(row: str, seed: int, recall: float, **changes: Any) -> dict[str, Any]
         "seed": seed,
         "trial": False,
         "overrides": [],
-        "settings": {"learning_rate": 1e-4, "steps": 300, "backbone": "efficientnet_lite0"},
+        "settings": SETTINGS,
         "failed": None,
         "scores": {"test": {"recall@1": recall}},
     } | changes
@@ -66,9 +69,13 @@ def test_scales_protocols_and_picture_sets_are_never_mixed() -> None:
         record("MS", 1, 0.6, protocol="paper"),
         record("MS", 1, 0.7, data="cub"),
         record("ResNet-50 MS, CUB", 1, 0.8, data="cub", scale="full"),
+        record("MS", 1, 0.7, settings=SETTINGS | {"backbone": "resnet50"}),
+        record("MS", 1, 0.7, settings=SETTINGS | {"steps": 600}),
     ]
     blocks = table_blocks(TABLES["loss-ablation"], records)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
+    assert sum("; resnet50, " in block.title for block in blocks) == 1
+    assert sum("600 steps" in block.title for block in blocks) == 1
     assert all(
         max(v.count for v in line.ours.values()) == 1 for b in blocks for line in b.lines[:1]
     )
