@@ -29,6 +29,7 @@ def _gap_rows() -> tuple[Row, ...]:
                 dim=128,
                 scored=("train", "test"),
                 labels="pseudo",
+                tuned_as=method,
             )
         )
     return tuple(rows)

@@ -33,6 +33,8 @@ _TRIAL = "trial"
 _RATE = "learning_rate="
 # A row and what was changed in it beside the learning rate.
 Tried = tuple[str, tuple[str, ...]]
+# A row and the rates that it has yet to try.
+_Lack = tuple[str, list[float]]
 _CONSTRAINT = ("variance_weight", "target_mix", "variance_reduction")
 
 
@@ -110,15 +112,15 @@ def plan_units(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) 
         trials: records that decide the learning rate of each row that has some; a row without
             takes that of the same method with other parts on or off.
     """
-    rates = chosen_rates(trials)
+    trials = list(trials)
+    rates, unfinished = chosen_rates(trials), _unfinished(trials)
     units = []
     for seed, row, overrides in itertools.product(seeds, table_rows(plan), _grid(plan.sweeps)):
         label = row.label(plan.scale)
         places: list[Tried] = [(label, overrides), (label, ()), (_method(label), ())]
-        places.append((plan.table.tuned_as or "", ()))
-        rate = next((rates[place] for place in places if place in rates), None)
-        if any(override.startswith(_RATE) for override in overrides):
-            rate = None
+        places.append((row.tuned_as or plan.table.tuned_as or "", ()))
+        given = any(override.startswith(_RATE) for override in overrides)
+        rate = None if given else _first_rate(places, rates, unfinished)
         chosen = () if rate is None else (f"{_RATE}{rate}",)
         recipe = row_recipe(row, plan.scale, (*chosen, *overrides), seed)
         if plan.protocol == "paper":
@@ -174,11 +176,40 @@ def plan_trials(plan: Plan) -> list[Unit]:
 def chosen_rates(trials: Iterable[Record]) -> dict[Tried, float]:
     """The learning rate with the best validation Recall@1 of each row; the lower one of equals.
 
-    A method, which is a row without " +MVC" and " +mining", has the best of its rows' rates.
+    A method, which is a row without " +MVC" and " +mining", has the best of its rows' rates. A row
+    with trials still to come has none, and its method neither.
 
     Args:
         trials: records of trials.
     """
+    trials = list(trials)
+    unfinished = _unfinished(trials)
+    tried = _tried(trials)
+    methods: dict[Tried, dict[float, float]] = {}
+    for (row, others), scores in tried.items():
+        best = methods.setdefault((_method(row), others), {})
+        best.update({rate: max(score, best.get(rate, -1.0)) for rate, score in scores.items()})
+    found = methods | tried
+    return {place: _best(scores) for place, scores in found.items() if place not in unfinished}
+
+
+def _first_rate(
+    places: Iterable[Tried], rates: Mapping[Tried, float], unfinished: Mapping[Tried, _Lack]
+) -> float | None:
+    for place in places:
+        if place in unfinished:
+            row, missing = unfinished[place]
+            raise BadData(
+                f"{row}: the trials with learning rates {missing} are not done; run the same "
+                "command with --trials to its end first"
+            )
+        if place in rates:
+            return rates[place]
+    return None
+
+
+def _tried(trials: Iterable[Record]) -> dict[Tried, dict[float, float]]:
+    """What each rate gave; a run that broke off counts as the worst."""
     tried: dict[Tried, dict[float, float]] = {}
     for record in trials:
         if record["rate_from"] == _TRIAL:
@@ -186,18 +217,17 @@ def chosen_rates(trials: Iterable[Record]) -> dict[Tried, float]:
             score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
             place = tried.setdefault((record["row"], tuple(others)), {})
             place[float(rate.partition("=")[2])] = -1.0 if record["failed"] else score
-    for (row, _), scores in tried.items():
+    return tried
+
+
+def _unfinished(trials: Iterable[Record]) -> dict[Tried, _Lack]:
+    """Rows, and their methods, that have some of RATES but not all."""
+    found: dict[Tried, _Lack] = {}
+    for (row, others), scores in _tried(trials).items():
         missing = sorted(set(RATES) - set(scores))
         if missing:
-            raise BadData(
-                f"{row}: the trials with learning rates {missing} are not done; run the same "
-                "command with --trials to its end first"
-            )
-    methods: dict[Tried, dict[float, float]] = {}
-    for (row, others), scores in tried.items():
-        best = methods.setdefault((_method(row), others), {})
-        best.update({rate: max(score, best.get(rate, -1.0)) for rate, score in scores.items()})
-    return {place: _best(scores) for place, scores in (methods | tried).items()}
+            found[row, others] = found[_method(row), others] = (row, missing)
+    return found
 
 
 def _method(row: str) -> str:

@@ -38,6 +38,8 @@ class Row:
         published_train: the same for scores on the training classes.
         scored: the splits that are scored.
         labels: "given", or "pseudo" where they are found by clustering.
+        tuned_as: a row whose trials choose the learning rate, where it has none of its own; that of
+            the table when None.
     """
 
     method: str
@@ -49,6 +51,7 @@ class Row:
     published_train: Key | None = None
     scored: tuple[str, ...] = ("test",)
     labels: Literal["given", "pseudo"] = "given"
+    tuned_as: str | None = None
 
     def label(self, scale: str) -> str:
         """Its name beside other rows of a table.

@@ -6,6 +6,7 @@ import pytest
 
 from cbml.errors import BadData
 from cbml.experiments import Plan, plan_trials, plan_units
+from cbml.experiments.figure_rows import GAP
 from cbml.experiments.plans import RATES, chosen_rates
 from cbml.experiments.tables import TABLES
 from cbml.experiments.units import run_name
@@ -53,7 +54,9 @@ def test_trials_choose_the_rate_and_their_run_is_the_final_one() -> None:
     with pytest.raises(
         BadData, match=r"MS: the trials with learning rates \[0.0008\] are not done"
     ):
-        chosen_rates(trials[:3])
+        plan_units(plan(only=("MS +MVC",)), range(1), trials[:3])
+    (other,) = plan_units(plan(only=("CBML",)), range(1), trials[:3])
+    assert other.rate_from == "recipe", "trials of another row may still be on their way"
 
 
 def test_trials_of_a_changed_row_come_before_those_of_the_row() -> None:
@@ -99,6 +102,17 @@ def test_a_study_takes_the_rate_of_the_row_that_it_is_about() -> None:
     trials = [trial("CBML +MVC +mining", rate, rate) for rate in RATES]
     units = plan_units(plan(table=TABLES["lambda"]), range(1), trials)
     assert {unit.recipe.settings.learning_rate for unit in units} == {RATES[-1]}
+
+
+def test_a_row_without_labels_takes_the_rate_of_its_method_with_labels() -> None:
+    trials = [
+        *(trial("CBML +MVC +mining", rate, rate) for rate in RATES),
+        *(trial("ProxyNCA", rate, 1 - rate) for rate in RATES),
+    ]
+    rows = ("*without labels*",)
+    units = plan_units(plan(table=GAP, only=rows), range(1), trials)
+    found = {unit.row.split(" ")[0]: unit.recipe.settings.learning_rate for unit in units}
+    assert (found["ProxyNCA"], found["CBML"]) == (RATES[0], RATES[-1])
 
 
 def test_sweeps_are_all_combinations_and_know_options_of_the_loss() -> None:
