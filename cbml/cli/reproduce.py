@@ -24,7 +24,8 @@ def verb(
         Literal["laptop", "full"], typer.Option(help="A small network or the paper's settings.")
     ] = "laptop",
     data: Annotated[
-        str | None, typer.Option(help="emoji, cub, cars, sop or inshop.", show_default=False)
+        str | None,
+        typer.Option(help="emoji, cub, cars, sop, inshop or imagenet.", show_default=False),
     ] = None,
     root: Annotated[
         str | None, typer.Option(help="Folder or archive of the pictures.", show_default=False)
@@ -72,33 +73,50 @@ def verb(
       cbml reproduce figure-gap --seeds 1
     """
     if listed:
-        _list(table, scale, as_json)
+        _list(table, scale, data, tuple(only or ()), as_json)
         return
     if table is None:
         raise typer.BadParameter("name a TABLE, or --list them")
+    from cbml.errors import BadData
     from cbml.experiments import Plan, Sources
-    from cbml.experiments.figures import draw_figure, find_figure
+    from cbml.experiments.figures import FIGURES, check_figure, draw_figure
     from cbml.experiments.tables import find_table
 
-    figure = find_figure(table) if table.startswith("figure") else None
     plan = Plan(
-        table=find_table(table) if figure is None else figure.table,
+        table=find_table(table),
         scale=scale,
         data=data or ("emoji" if scale == "laptop" else None),
         protocol=protocol,
         only=tuple(only or ()),
         sweeps=tuple(overrides or ()),
     )
+    figure = None if trials else FIGURES.get(table)
     if searched:
         _search(plan, searched, count, out, Sources(root, weights), as_json)
         return
     units, sources = _units(plan, out, seeds, trials), Sources(root, weights)
+    if figure is not None:
+        check_figure(figure, units)
     facts = _run(units, out, sources)
-    if figure is not None and not facts["elsewhere"] and not trials:
+    if figure is not None and not facts["elsewhere"] and not facts["refused"]:
         facts["figure"] = str(draw_figure(figure, units, out, sources))
     if as_json:
         print(json.dumps(facts))
-        return
+    else:
+        _print(facts)
+    if facts["refused"]:
+        raise BadData(_refusals(facts["refused"]))
+
+
+def _refusals(refused: dict[str, list[str]]) -> str:
+    lines = []
+    for reason, units in refused.items():
+        more = f" and {len(units) - 1} more" if len(units) > 1 else ""
+        lines.append(f"{reason} (for {units[0]}{more})")
+    return "\n".join(lines)
+
+
+def _print(facts: dict[str, Any]) -> None:
     print(", ".join(f"{facts[word]} {word}" for word in ("finished", "done", "failed")))
     if facts["elsewhere"]:
         print(f"{facts['elsewhere']} more are being done by others: ask again when they are ready")
@@ -106,19 +124,23 @@ def verb(
         print(facts["figure"])
 
 
-def _list(table: str | None, scale: Literal["laptop", "full"], as_json: bool) -> None:
+def _list(
+    table: str | None,
+    scale: Literal["laptop", "full"],
+    data: str | None,
+    only: tuple[str, ...],
+    as_json: bool,
+) -> None:
     from cbml.experiments import Plan
     from cbml.experiments.costs import row_cost
-    from cbml.experiments.figures import FIGURES
     from cbml.experiments.plans import table_rows
-    from cbml.experiments.tables import TABLES, find_table
+    from cbml.experiments.tables import FIGURE_TABLES, TABLES, find_table
 
     answer = []
-    known = TABLES | {name: figure.table for name, figure in FIGURES.items()}
-    for entry in known.values() if table is None else (known.get(table) or find_table(table),):
-        rows = table_rows(
-            Plan(table=entry, scale=scale, data="emoji" if scale == "laptop" else None)
-        )
+    asked = data or ("emoji" if scale == "laptop" else None)
+    known = [*TABLES.values(), *FIGURE_TABLES.values()]
+    for entry in known if table is None else (find_table(table),):
+        rows = table_rows(Plan(table=entry, scale=scale, data=asked, only=only))
         costs = [(row.label(scale), row_cost(row, scale)) for row in rows]
         facts = [{"row": label, "needs": c.needs, "hours": c.hours} for label, c in costs]
         answer.append({"table": entry.name, "title": entry.title, "scale": scale, "rows": facts})
@@ -157,12 +179,14 @@ def _search(
 
 def _units(plan: "Plan", out: Path, seeds: int, trials: bool) -> "list[Unit]":
     from cbml.experiments import plan_trials, plan_units, read_records
+    from cbml.experiments.plans import table_rows, trial_tables
 
     if trials:
         return plan_trials(plan)
     tried = [
-        out / f"{name}-{plan.scale}" / f"{plan.data}-trials.jsonl"
-        for name in ("loss-ablation", plan.table.name)
+        out / f"{name}-{plan.scale}" / f"{data}-trials.jsonl"
+        for name in trial_tables(plan)
+        for data in dict.fromkeys(row.data for row in table_rows(plan))
     ]
     return plan_units(plan, range(seeds), [r for path in tried for r in read_records(path)])
 

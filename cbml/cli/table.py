@@ -8,6 +8,8 @@ import typer
 
 __all__ = ["verb"]
 
+DEFAULT = Path("reproduction")
+
 
 def verb(
     table: Annotated[
@@ -15,7 +17,7 @@ def verb(
     ],
     records: Annotated[
         Path, typer.Option(help="Folder or file of records, such as results.")
-    ] = Path("reproduction"),
+    ] = DEFAULT,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Print a table in Markdown: means over seeds with 95 % intervals, beside the paper's numbers.
@@ -35,6 +37,10 @@ def verb(
     from cbml.experiments.tables import find_table
 
     found = find_table(table)
+    if not records.exists() and records != DEFAULT:
+        from cbml.errors import BadData
+
+        raise BadData(f"--records {records}: no such file or folder")
     blocks = table_blocks(found, read_records(records))
     if as_json:
         print(json.dumps({"table": found.name, "blocks": [dataclasses.asdict(b) for b in blocks]}))

@@ -13,6 +13,7 @@ import os
 import platform
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,15 @@ class Claim:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lost = False
+        self._seen = time.time()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True)
         self._thread.start()
 
     def check(self) -> None:
         """Raise ClaimLost if another process works here now."""
+        if time.time() - self._seen > _RENEW_SECONDS * 4:  # the machine slept, or the disk did
+            self._look()
         if self._lost:
             raise ClaimLost(f"{self.path.parent}: taken over by another process")
 
@@ -56,12 +60,16 @@ class Claim:
             write_json(self.path, {"given_back": True})
 
     def _renew(self) -> None:
-        while not self._done.wait(_RENEW_SECONDS):
+        while not self._lost and not self._done.wait(_RENEW_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        with contextlib.suppress(OSError):  # a file server that stumbles is asked again
             if _newest(self.path.parent) != self.path:
                 self._lost = True
-                return
-            with contextlib.suppress(OSError):  # a file server that stumbles is asked again
+            else:
                 os.utime(self.path)
+                self._seen = time.time()
 
 
 @contextlib.contextmanager
@@ -113,8 +121,9 @@ def _held(path: Path, stale_seconds: float) -> bool:
         return True  # it changed this moment: somebody is at work
     if facts.get("given_back") or age > stale_seconds:
         return False
-    here = facts.get("host") == _host()
-    return not here or _started(int(facts["pid"])) == facts.get("started") is not None
+    if facts.get("host") != _host() or facts.get("started") is None:
+        return True  # of another machine, or one that does not tell of its processes
+    return _started(int(facts["pid"])) == str(facts["started"])
 
 
 def _now(folder: Path) -> float:
@@ -136,12 +145,13 @@ def _number(path: Path) -> int:
 
 
 def _host() -> str:
-    """This machine, and the space in which its process numbers count."""
+    """This machine since it started, and the space in which its process numbers count."""
     try:
+        started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
-        space = ""
-    return f"{platform.node()} {space}".strip()
+        started = space = ""
+    return f"{platform.node()} {started} {space}".strip()
 
 
 def _started(pid: int) -> str | None:

@@ -2,6 +2,7 @@
 
 from cbml.experiments.published import published_keys
 from cbml.experiments.rows import BACKBONE_NAMES, DATA_NAMES, Key, Row, Table, cbml_changes
+from cbml.experiments.scales import SCRATCH
 
 __all__ = ["COMPARISONS", "LOSS_OF", "row_of"]
 
@@ -28,6 +29,13 @@ LOSS_OF = {
     "EPSHN": "triplet_easy_positive",
     "CircleLoss": "circle",
 }
+# Methods that the loss ablation has trials for.
+_TUNED_AS = {
+    "MS": "MS",
+    "ProxyNCA": "ProxyNCA",
+    "Proxy-Anchor": "Proxy-Anchor",
+    "CBML": "CBML +MVC +mining",
+}
 _BACKBONES = {printed: name for name, printed in BACKBONE_NAMES.items()}
 _DATA = {printed: name for name, printed in DATA_NAMES.items()}
 
@@ -49,16 +57,17 @@ def row_of(key: Key, changes: tuple[str, ...], *, pseudo: bool = False) -> Row:
         dim=int(dim or 512),
         published=key,
         labels="pseudo" if pseudo else "given",
+        tuned_as=None if pseudo else _TUNED_AS.get(method),
     )
 
 
-def _rows(table: str) -> tuple[Row, ...]:
+def _rows(table: str, *changes: str) -> tuple[Row, ...]:
     rows = []
     for key in published_keys(table):
         if key[1] == "CBML":
-            rows.append(row_of(key, cbml_changes(_DATA[key[3]])))
+            rows.append(row_of(key, (*cbml_changes(_DATA[key[3]]), *changes)))
         elif key[1] in LOSS_OF:
-            rows.append(row_of(key, (f"loss={LOSS_OF[key[1]]}",)))
+            rows.append(row_of(key, (f"loss={LOSS_OF[key[1]]}", *changes)))
     return tuple(rows)
 
 
@@ -89,7 +98,7 @@ COMPARISONS = (
         name="imagenet",
         title="Zero-shot retrieval on ImageNet, from random weights",
         published="imagenet",
-        rows=_rows("imagenet"),
+        rows=_rows("imagenet", *SCRATCH),
         metrics=("R@1", "R@10"),
     ),
 )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cbml.data.catalogue.protocol import COUNTS
 from cbml.experiments.plans import row_recipe
 from cbml.experiments.rows import BACKBONE_NAMES, DATA_NAMES, Row
 from cbml.experiments.units import Scale
@@ -18,7 +19,8 @@ _FORWARD = {
     "resnet50": 4.1,
     "efficientnet_lite0": 0.4,
 }
-_TRAINING = 6.0  # two operations each; the way back costs twice the way there
+_LOOKING = 2.0  # a multiplication and an addition each
+_TRAINING = 3 * _LOOKING  # the way back costs twice the way there
 # A graphics card's sustained rate is a guess; that of two cores follows from two minutes for 300
 # steps of 120 pictures of 64 pixels.
 _RATES = {"full": 10_000.0, "laptop": 60.0}
@@ -52,10 +54,23 @@ def row_cost(row: Row, scale: Scale) -> Cost:
         scale: "full" or "laptop".
     """
     recipe = row_recipe(row, scale)
-    pictures = (recipe.settings.steps or 0) * recipe.batch_size
+    settings, steps = recipe.settings, recipe.settings.steps or 0
+    looks = steps // settings.validate_every if settings.validate_every else 0
+    counts = {split: pictures for split, (pictures, _) in COUNTS[row.data].items()}
+    trained = counts.pop("train")
+    held, tested = recipe.validation * trained, sum(counts.values())
     forward = _FORWARD[recipe.backbone] * (recipe.crop / 224) ** 2
-    hours = pictures * forward * _TRAINING / _RATES[scale] / 3600
+    work = steps * _batch(recipe) * _TRAINING + (looks * held + tested) * _LOOKING
+    hours = work * forward / _RATES[scale] / 3600
     return Cost(f"{_pictures(row.data)}, {_weights(recipe)}", hours, _DEVICES[scale])
+
+
+def _batch(recipe: Recipe) -> float:
+    """Pictures of a step; without labels the middle of what is drawn from."""
+    if recipe.labels == "known":
+        return recipe.batch_size
+    low, _, high = str(recipe.batch_range).partition("-")
+    return (float(low) + float(high or low)) / 2
 
 
 def _pictures(data: str) -> str:

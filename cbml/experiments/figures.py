@@ -1,6 +1,5 @@
 """The paper's figures, each one command: the runs that it needs, and how it is drawn."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,10 @@ from cbml.experiments.figure_rows import EXAMPLES, GAMMA, GAP, SIMILARITY, TERMS
 from cbml.experiments.records import read_records, records_file
 from cbml.experiments.rows import Table
 from cbml.experiments.sources import Sources
-from cbml.experiments.units import Unit
+from cbml.experiments.units import Unit, run_name
 from cbml.files import replaced_file
 
-__all__ = ["FIGURES", "Figure", "draw_figure", "find_figure"]
+__all__ = ["FIGURES", "Figure", "check_figure", "draw_figure"]
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,12 @@ class Figure:
     Args:
         table: the rows that must be run for it; its name is the figure's.
         draw: makes a matplotlib figure of units, their records, the folder and the sources.
+        fewest: rows without which there is nothing to draw.
     """
 
     table: Table
     draw: Callable[[Any, Sequence[Unit], Sequence[dict[str, Any]], Path, Sources], Any]
+    fewest: int = 1
 
 
 FIGURES = {
@@ -38,22 +39,24 @@ FIGURES = {
         Figure(SIMILARITY, figure_similarity.draw_similarity),
         Figure(TERMS, figure_lines.draw_terms),
         Figure(GAMMA, figure_lines.draw_gamma),
-        Figure(EXAMPLES, figure_examples.draw_examples),
+        Figure(EXAMPLES, figure_examples.draw_examples, fewest=2),
     )
 }
 
 
-def find_figure(name: str) -> Figure:
-    """The figure of that name.
+def check_figure(figure: Figure, units: Sequence[Unit]) -> None:
+    """Refuse what cannot be drawn, before anything is trained for it.
 
     Args:
-        name: such as "figure-gap".
+        figure: what to draw.
+        units: that it would be drawn from.
     """
-    if name not in FIGURES:
-        near = difflib.get_close_matches(name, FIGURES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(FIGURES)}"
-        raise BadData(f"figure {name!r}: no such figure; {hint}")
-    return FIGURES[name]
+    sets = sorted({unit.recipe.data for unit in units})
+    if len(sets) > 1:
+        raise BadData(f"{figure.table.name}: is of one set; choose by --data {' or '.join(sets)}")
+    rows = {unit.row for unit in units}
+    if len(rows) < figure.fewest:
+        raise BadData(f"{figure.table.name}: needs {figure.fewest} rows; --only leaves {len(rows)}")
 
 
 def draw_figure(figure: Figure, units: Sequence[Unit], out: Path, sources: Sources) -> Path:
@@ -72,15 +75,15 @@ def draw_figure(figure: Figure, units: Sequence[Unit], out: Path, sources: Sourc
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    units = [sources.named(unit) for unit in units]
-    wanted = {(unit.row, unit.recipe.seed, unit.overrides, unit.protocol) for unit in units}
+    named = {run_name(unit): unit for unit in sources.named(units)}
     records = [
         record
         for record in read_records(records_file(out, units[0]))
-        if record["failed"] is None
-        and (record["row"], record["seed"], tuple(record["overrides"]), record["protocol"])
-        in wanted
+        if record["failed"] is None and record["run"] in named
     ]
+    units = [named[name] for name in dict.fromkeys(record["run"] for record in records)]
+    units.sort(key=list(named.values()).index)
+    check_figure(figure, units)
     first = units[0]
     place = out / "figures" / f"{figure.table.name}-{first.scale}-{first.recipe.data}.png"
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from cbml.experiments.comparisons import row_of
 from cbml.experiments.published import published_keys
 from cbml.experiments.rows import DATA_NAMES, Row, Table, cbml_changes
+from cbml.experiments.scales import SCRATCH
 
 __all__ = ["PSEUDO_TABLES"]
 
@@ -54,7 +55,7 @@ PSEUDO_TABLES = (
         name="pseudo-scratch",
         title="Pseudo-labels, ResNet-18 from random weights",
         published="pseudo_from_scratch",
-        rows=_rows("pseudo_from_scratch", "weights=none"),
+        rows=_rows("pseudo_from_scratch", *SCRATCH),
         metrics=("R@1", "R@10", "R@100"),
     ),
     Table(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from cbml.experiments.rows import Key
 
-__all__ = ["PUBLISHED_ONLY", "published_keys", "published_scores", "reason_without_recipe"]
+__all__ = ["PUBLISHED_ONLY", "published_keys", "published_scores"]
 
-# Why a published row has no recipe of ours.
+# Why the rows of a published method have no recipe of ours.
 PUBLISHED_ONLY = {
     "Gain": "the difference of two rows, not a method",
     "RLL-(L,M,H)": "joins features of three depths; ours has one",
@@ -16,8 +16,17 @@ PUBLISHED_ONLY = {
     "CE": "a classifier over raw features; ours is normalised",
     "MS+EE": "needs expanded embeddings, which we do not make",
     "LoOp+MS": "needs optimal hard negatives, which we do not make",
+    **dict.fromkeys(
+        (
+            *("A-BIER", "AND", "BIER", "CBSwR", "Clustering", "Contrastive+HORDE", "D & C"),
+            *("DCML-MDW", "DR", "DRML-MDW", "DRML-PA", "DeML", "DeepCluster", "Divide-Conquer"),
+            *("Examplar", "Fusing-Net", "HDC", "HDML", "ISIF", "LSCM-GNN", "MIC+Margin", "MOM"),
+            *("MemVir+PA", "NCE", "Ortho", "PA+DIML", "PADS", "PSLR", "RankMI", "SCT"),
+            *("Sharing-DML", "Smart Mining", "aISIF", "sSUML"),
+        ),
+        "the method is not among our losses",
+    ),
 }
-_NOT_OURS = "the method is not among our losses"
 
 
 @functools.cache
@@ -40,12 +49,3 @@ def published_keys(table: str) -> tuple[Key, ...]:
         table: as published.csv names it.
     """
     return tuple(published_scores()[table])
-
-
-def reason_without_recipe(key: Key) -> str:
-    """Why a published row has no recipe of ours.
-
-    Args:
-        key: of the row.
-    """
-    return PUBLISHED_ONLY.get(key[1], _NOT_OURS)

@@ -51,7 +51,7 @@ def build_record(unit: Unit, folder: Path, scores: Mapping[str, Any]) -> Record:
         "pictures": {name: data.get(name) for name in ("set", "counts", "partial")},
         "steps": run.get("steps_done"),
         "best_step": run.get("best_step"),
-        "test_looks": run.get("test_looks"),
+        "test_looks": _test_looks(unit, run, metrics),
         "resumed": len(run.get("resumed", [])),
         "environment": run.get("environment", {}) | {"packages": _versions()},
         "seconds": _seconds(metrics),
@@ -95,14 +95,23 @@ def read_records(path: Path) -> list[Record]:
     Args:
         path: a file or a folder.
     """
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path] * path.exists()
+    files = [path] * path.exists()
+    if path.is_dir():  # the curves of single runs, which may still be written to, are no records
+        files = sorted(
+            file
+            for file in path.rglob("*.jsonl")
+            if "runs" not in file.relative_to(path).parent.parts
+        )
     records = []
     for file in files:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise DamagedFile(f"{file}: line {number} is not JSON ({error})") from None
+                raise DamagedFile(
+                    f"{file}: line {number} is not JSON ({error}); delete the line, and run the "
+                    "same command again: it writes the records of all finished runs"
+                ) from None
             if isinstance(record, dict) and "table" in record and "row" in record:
                 records.append(record)
     return records
@@ -110,7 +119,14 @@ def read_records(path: Path) -> list[Record]:
 
 def _key(record: Record) -> tuple[str, ...]:
     parts = ("table", "scale", "data", "row", "overrides", "protocol", "trial", "seed")
-    return tuple(str(record[part]) for part in parts)
+    kind = record["rate_from"] if record["trial"] else ""  # a trial of rates or one of a search
+    return *(str(record[part]) for part in parts), kind, str(record["settings"].get("weights"))
+
+
+def _test_looks(unit: Unit, run: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> int:
+    """How often the test classes were scored; the paper's protocol does at every validation."""
+    chosen_on_it = len(_validation_curve(metrics)) if unit.protocol == "paper" else 0
+    return int(run.get("test_looks") or 0) + chosen_on_it
 
 
 def _versions() -> dict[str, str]:

@@ -1,10 +1,11 @@
 """Records as tables: ours beside the published numbers, one table for each scale and protocol."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cbml.experiments.published import published_scores
+from cbml.experiments.published import PUBLISHED_ONLY, published_scores
 from cbml.experiments.records import Record
 from cbml.experiments.rows import DATA_NAMES, Key, Row, Table
 from cbml.experiments.statistics import Estimate, estimate
@@ -24,12 +25,14 @@ class Line:
         rate: learning rate, as text; empty where the seeds differ in it or nothing is ours.
         ours: column -> mean over seeds, in percent.
         published: column -> percent.
+        network: of the published numbers.
     """
 
     label: str
     rate: str
     ours: Mapping[str, Estimate]
     published: Mapping[str, float]
+    network: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,14 @@ class Block:
         columns: of the scores.
         lines: the rows.
         same_pictures: whether published numbers are of the same pictures and network.
+        without: published methods that have no recipe of ours -> why.
     """
 
     title: str
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
     same_pictures: bool
+    without: Mapping[str, str]
 
 
 def table_blocks(table: Table, records: Iterable[Record]) -> list[Block]:
@@ -79,28 +84,35 @@ def _place(record: Record) -> _Place:
 
 def _block(table: Table, place: _Place, records: Sequence[Record]) -> Block:
     scale, data, protocol = place[:3]
-    rows = {row.label(scale): row for row in reversed(table.rows) if _printed(row, scale, data)}
-    order = {label: number for number, label in enumerate(reversed(rows))}
-    groups: dict[tuple[str, tuple[str, ...]], list[Record]] = {}
+    laptop = scale == "laptop"
+    found = table.laptop_rows(data) if laptop else [row for row in table.rows if row.data == data]
+    rows = {row.label(scale): row for row in found}
+    order = {label: number for number, label in enumerate(rows)}
+    groups: dict[tuple[str, tuple[str, ...], str], list[Record]] = {}
     for record in records:
-        groups.setdefault((record["row"], tuple(record["overrides"])), []).append(record)
+        # Seeds of one line must differ in nothing else, such as a rate chosen later.
+        alike = json.dumps(record["settings"] | {"seed": None}, sort_keys=True)
+        name = (record["row"], tuple(record["overrides"]), alike)
+        groups.setdefault(name, []).append(record)
     places = sorted(groups, key=lambda name: (order.get(name[0], len(order)), name))
-    lines = [_line(table, *name, groups[name], rows.get(name[0])) for name in places]
-    if scale == "full":
-        ours = {rows[label].published for label, _ in groups if label in rows}
-        lines += [line for key, line in _others(table, data) if key not in ours]
+    lines = [_line(table, *name[:2], groups[name], rows.get(name[0])) for name in places]
+    ours = {rows[label].published for label, *_ in groups if label in rows}
+    without: dict[str, str] = {}
+    for key, line in _others(table, table.like(data) if laptop else data):
+        reason = PUBLISHED_ONLY.get(key[1])
+        if reason is not None:
+            without[key[1]] = reason
+        if key not in ours and (reason is not None or not laptop):
+            lines.append(line)
     optimistic = ": chosen on the test, optimistic" if protocol == "paper" else ""
     steps = sorted({int(record["settings"]["steps"] or 0) for record in records})
     title = f"{scale} scale, {DATA_NAMES.get(data, data)}, protocol {protocol}{optimistic}"
-    described = f"{title}; {records[0]['settings']['backbone']}, {_listed(steps)} steps"
+    networks = sorted({str(record["settings"]["backbone"]) for record in records})
+    described = f"{title}; {_listed(networks)}, {_listed(steps)} steps"
     columns = tuple(
         column for column in _columns(table) if any(_has(line, column) for line in lines)
     )
-    return Block(described, columns, tuple(lines), scale == "full")
-
-
-def _printed(row: Row, scale: str, data: str) -> bool:
-    return scale == "laptop" or row.data == data
+    return Block(described, columns, tuple(lines), not laptop, without)
 
 
 def _line(
@@ -121,7 +133,8 @@ def _line(
     broken = f" ({failed} of {len(records)} broke off)" if failed else ""
     rate = f"{rates.pop():g}" if len(rates) == 1 else ""
     published = {} if row is None or overrides else _published(table, row)
-    return Line(f"{label}{changed}{broken}", rate, ours, published)
+    network = row.published[0] if row is not None and row.published and published else ""
+    return Line(f"{label}{changed}{broken}", rate, ours, published, network)
 
 
 def _columns(table: Table) -> tuple[str, ...]:
@@ -161,22 +174,25 @@ def _others(table: Table, data: str | None) -> list[tuple[Key, Line]]:
         if data is None or pictures == DATA_NAMES.get(data):
             size = f", {dim}-d" if dim not in ("", "512") else ""
             label = f"{backbone} {method}{size}, {pictures}"
-            lines.append((key, Line(label, "", {}, scores)))
+            lines.append((key, Line(label, "", {}, scores, backbone)))
     return lines
 
 
 def _published_blocks(table: Table) -> list[Block]:
-    lines = tuple(line for _, line in _others(table, None))
+    found = _others(table, None)
+    lines = tuple(line for _, line in found)
     columns = tuple(name for name in table.metrics if any(name in line.published for line in lines))
-    return [Block("published numbers; nothing of ours yet", columns, lines, True)] if lines else []
+    without = {key[1]: PUBLISHED_ONLY[key[1]] for key, _ in found if key[1] in PUBLISHED_ONLY}
+    title = "published numbers; nothing of ours yet"
+    return [Block(title, columns, lines, True, without)] if lines else []
 
 
 def _has(line: Line, column: str) -> bool:
     return column in line.ours or column in line.published
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return " and ".join(map(str, numbers))
+def _listed(things: Sequence[object]) -> str:
+    return " and ".join(map(str, things))
 
 
 def as_markdown(table: Table, blocks: Sequence[Block]) -> str:
@@ -193,8 +209,14 @@ def as_markdown(table: Table, blocks: Sequence[Block]) -> str:
             parts += [
                 "",
                 "The paper's numbers are for its own pictures, network and length of training: "
-                "compare the order, not the values.",
+                "compare the order within one network, not the values.",
             ]
+        reasons: dict[str, list[str]] = {}
+        for method, reason in block.without.items():
+            reasons.setdefault(reason, []).append(method)
+        if reasons:
+            told = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
+            parts += ["", f"Published only: {told}."]
     if not blocks:
         parts += ["", "The paper prints no numbers for it, and there are none of ours yet."]
     return "\n".join(parts) + "\n"
@@ -204,7 +226,9 @@ def _grid(block: Block) -> list[str]:
     ours = any(line.ours for line in block.lines)
     printed = [c for c in block.columns if any(c in line.published for line in block.lines)]
     heads = ["row", *(["seeds", "rate", *block.columns] if ours else [])]
-    heads += [f"paper {column}" for column in printed]
+    networks = {line.network for line in block.lines if line.network}
+    several = ours and not block.same_pictures and len(networks) > 1
+    heads += [*(["paper's network"] if several else []), *(f"paper {column}" for column in printed)]
     rule = ["---"] + ["---:"] * (len(heads) - 1)
     lines = ["| " + " | ".join(heads) + " |", "|" + "|".join(rule) + "|"]
     for line in block.lines:
@@ -213,6 +237,7 @@ def _grid(block: Block) -> list[str]:
         if ours:
             cells += [str(count or "–"), line.rate or "–"]
             cells += [str(line.ours.get(column, "–")) for column in block.columns]
+        cells += [line.network or "–"] if several else []
         cells += [f"{line.published[c]:.1f}" if c in line.published else "–" for c in printed]
         lines.append("| " + " | ".join(cells) + " |")
     return lines

@@ -1,5 +1,6 @@
 """A row of a table: what our code does for one published row, as changes of a scale's recipe."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,8 +39,8 @@ class Row:
         published_train: the same for scores on the training classes.
         scored: the splits that are scored.
         labels: "given", or "pseudo" where they are found by clustering.
-        tuned_as: a row whose trials choose the learning rate, where it has none of its own; that of
-            the table when None.
+        tuned_as: method of a row whose trials choose the learning rate, in the same table or in the
+            loss ablation, where this one had none; that of the table when None.
     """
 
     method: str
@@ -75,8 +76,8 @@ class Table:
         rows: what our code runs.
         published: its name in published.csv; None where the paper prints no numbers.
         metrics: the columns, as published.csv writes them.
-        tuned_as: a row of the loss ablation whose trials choose the learning rate, where the table
-            has no trials of its own.
+        tuned_as: method of a row of the loss ablation whose trials choose the learning rate, for
+            rows that had none and name no other.
     """
 
     name: str
@@ -85,6 +86,27 @@ class Table:
     published: str | None = None
     metrics: tuple[str, ...] = ("R@1", "R@2", "R@4", "R@8")
     tuned_as: str | None = None
+
+    def like(self, data: str) -> str:
+        """The set of the table whose rows another set takes: its own, CUB's, or the first one's.
+
+        Args:
+            data: name of the picture set.
+        """
+        sets = list(dict.fromkeys(row.data for row in self.rows))
+        return data if data in sets else "cub" if "cub" in sets else sets[0]
+
+    def laptop_rows(self, data: str) -> list[Row]:
+        """The rows at the laptop scale, where those that differ in the backbone alone are one row.
+
+        Args:
+            data: name of the picture set; see `like`.
+        """
+        found: dict[str, Row] = {}
+        for row in self.rows:
+            if row.data == self.like(data):
+                found.setdefault(row.label("laptop"), row)
+        return [dataclasses.replace(row, data=data) for row in found.values()]
 
 
 def cbml_changes(

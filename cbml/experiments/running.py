@@ -5,7 +5,7 @@ import functools
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +13,9 @@ from torch import nn
 
 from cbml.bayes import PairStatistics
 from cbml.data import Splits
+from cbml.errors import BadData
 from cbml.evaluation import evaluate
-from cbml.experiments.claims import STALE_SECONDS, Claim, claimed
+from cbml.experiments.claims import STALE_SECONDS, Claim, ClaimLost, claimed
 from cbml.experiments.records import add_records, build_record, records_file
 from cbml.experiments.sources import Sources
 from cbml.experiments.units import Unit, run_name
@@ -50,13 +51,15 @@ class Progress:
         finished: had been done before.
         done: done now.
         failed: done now, but numbers went bad.
-        elsewhere: another process works on it.
+        elsewhere: another process works on it, or has taken it over.
+        refused: what is missing or wrong -> the names of the units that wait for it.
     """
 
     finished: int = 0
     done: int = 0
     failed: int = 0
     elsewhere: int = 0
+    refused: dict[str, list[str]] = field(default_factory=dict)
 
 
 def run_units(
@@ -70,7 +73,8 @@ def run_units(
     """Do what is not yet done, and write the records of all that is.
 
     Several processes, also of several machines, may do this with one folder: each takes what
-    nobody else holds. Interrupted, the same call goes on where it stopped.
+    nobody else holds. Interrupted, the same call goes on where it stopped. A unit whose pictures
+    or weights are missing does not keep others from being run.
 
     Args:
         units: what is wanted.
@@ -80,17 +84,26 @@ def run_units(
         stale_seconds: after which a claim that was not renewed is void.
     """
     progress = Progress()
-    units = [sources.named(unit) for unit in units]
+    units = sources.named(units)
     for number, unit in enumerate(units, start=1):
         folder = out / "runs" / run_name(unit)
         word: Word = "finished"
-        if finished_scores(unit, folder) is None:
-            with claimed(folder, stale_seconds=stale_seconds) as claim:
-                if claim is None:
-                    word = "elsewhere"
-                elif finished_scores(unit, folder) is None:  # nobody did it while we asked
-                    listener.say(f"[{number} of {len(units)}] {unit.name}")
-                    word = _run(unit, folder, sources, _Watched(listener, claim))
+        try:
+            if finished_scores(unit, folder) is None:
+                with claimed(folder, stale_seconds=stale_seconds) as claim:
+                    if claim is None:
+                        word = "elsewhere"
+                    elif finished_scores(unit, folder) is None:  # nobody did it while we asked
+                        listener.say(f"[{number} of {len(units)}] {unit.name}")
+                        word = _run(unit, folder, sources, _Watched(listener, claim))
+        except BadData as error:
+            listener.end()
+            progress.refused.setdefault(str(error), []).append(unit.name)
+            continue
+        except ClaimLost as error:
+            listener.end()
+            listener.say(str(error))
+            word = "elsewhere"
         setattr(progress, word, getattr(progress, word) + 1)
         scores = finished_scores(unit, folder)
         if scores is not None:

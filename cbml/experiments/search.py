@@ -23,6 +23,7 @@ __all__ = ["search_row"]
 # A range that spans this factor is searched by its logarithm.
 _WIDE = 50.0
 _FROM = "search"
+_ATTEMPTS = 50
 
 
 def search_row(
@@ -48,22 +49,39 @@ def search_row(
     if len(rows) != 1:
         labels = ", ".join(repr(row.label(plan.scale)) for row in rows)
         raise BadData(f"--search: choose one row by --only; these fit: {labels}")
+    if rows[0].labels == "pseudo":
+        raise BadData(f"{rows[0].label(plan.scale)}: without labels there is nothing to judge by")
     space = _space(ranges)
     file = records_file(out, _unit(plan, rows[0], ()))
     while len(done := _done(file, rows[0].label(plan.scale), plan, space)) < count:
-        unit = _unit(plan, rows[0], _suggestion(space, done))
-        if run_units([unit], out, sources=sources, listener=listener).elsewhere:
+        overrides = _new_suggestion(space, done)
+        if overrides is None:
+            listener.say(f"{len(done)} runs: nothing new is left to try")
+            break
+        unit = _unit(plan, rows[0], overrides)
+        progress = run_units([unit], out, sources=sources, listener=listener)
+        if progress.refused:
+            raise BadData("; ".join(progress.refused))
+        if progress.elsewhere:
             raise BadData(f"{unit.name}: another process searches here; let it finish")
     return sorted(done, key=_score, reverse=True)
 
 
-def _suggestion(space: dict[str, Any], done: Sequence[Record]) -> tuple[str, ...]:
+def _new_suggestion(space: dict[str, Any], done: Sequence[Record]) -> tuple[str, ...] | None:
+    """Something not done before; None where a space of words seems to be searched through."""
+    known = {tuple(record["overrides"][-len(space) :]) for record in done}
+    for attempt in range(_ATTEMPTS):
+        suggested = _suggestion(space, done, seed=len(done) + attempt)
+        if suggested not in known:
+            return suggested
+    return None
+
+
+def _suggestion(space: dict[str, Any], done: Sequence[Record], *, seed: int) -> tuple[str, ...]:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(done))
-    )
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         for record in done:

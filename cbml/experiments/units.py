@@ -26,7 +26,7 @@ _NAMING = (
 )
 # How a run is read, kept and shown does not change what is learnt.
 _LOCAL = (
-    *("workers", "bad_limit", "allow_partial", "tensorboard", "checkpoint_every"),
+    *("workers", "bad_limit", "tensorboard", "checkpoint_every"),
     *("keep_checkpoints", "chunk_size", "settings"),
 )
 

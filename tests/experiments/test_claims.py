@@ -82,6 +82,48 @@ def test_a_killed_process_is_followed_at_once(tmp_path: Path) -> None:
         assert claim is not None
 
 
+def test_a_file_server_that_stumbles_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_RENEW_SECONDS", 0.01)
+    newest, failures = claims._newest, iter(range(3))
+
+    def stumbling(folder: Path) -> Path | None:
+        if next(failures, None) is not None:
+            raise OSError(116, "Stale file handle")
+        return newest(folder)
+
+    with claimed(tmp_path) as claim:
+        assert claim is not None
+        monkeypatch.setattr(claims, "_newest", stumbling)
+        while next(failures, None) is not None:
+            time.sleep(0.01)
+        write_json(tmp_path / "claim-2.json", {"host": "elsewhere", "pid": 1, "started": "1"})
+        claim._thread.join(10)
+        with pytest.raises(ClaimLost, match="taken over"):
+            claim.check()
+
+
+def test_who_slept_looks_before_it_writes(tmp_path: Path) -> None:
+    with claimed(tmp_path) as claim:
+        assert claim is not None
+        write_json(tmp_path / "claim-2.json", {"host": "elsewhere", "pid": 1, "started": "1"})
+        claim.check()  # the thread has yet to look
+        claim._seen -= 100
+        with pytest.raises(ClaimLost, match="taken over"):
+            claim.check()
+
+
+def test_where_processes_cannot_be_looked_up_age_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_started", lambda pid: None)
+    with claimed(tmp_path) as first:
+        assert first is not None
+        with claimed(tmp_path) as second:
+            assert second is None
+
+
 def test_who_was_overtaken_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "_RENEW_SECONDS", 0.01)
     with claimed(tmp_path) as claim:

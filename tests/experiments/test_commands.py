@@ -9,6 +9,7 @@ from PIL import Image
 from cbml.cli import main
 from cbml.experiments import read_records
 from cbml.experiments.plans import RATES
+from cbml.experiments.tables import FIGURE_TABLES
 
 SMALL = [
     *("--data", "emoji", "--set", "backbone=conv4", "--set", "crop=16", "--set", "dim=8"),
@@ -32,7 +33,7 @@ def test_trials_then_the_table_then_its_print(
 ) -> None:
     rows = ["--only", "MS", "--only", "CBML (from data)"]
     assert reproduce("loss-ablation", root, tmp_path, "--trials", *rows, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["done"] == 2 * len(RATES)
+    assert json.loads(capsys.readouterr().out)["done"] == 2 * len(RATES["laptop"])
     assert reproduce("loss-ablation", root, tmp_path, "--seeds", "2", *rows, "--json") == 0
     assert json.loads(capsys.readouterr().out)["done"] == 4
     records = read_records(tmp_path / "loss-ablation-laptop" / "emoji.jsonl")
@@ -64,13 +65,20 @@ def test_a_search_remembers_and_never_sees_the_test(
     assert "choose one row" in capsys.readouterr().err
 
 
-FIGURES = ["figure-terms", "figure-similarity", "figure-examples"]
+def test_a_search_over_words_ends_when_all_are_tried(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--only", "CBML", "--search", "averaging=log,sqrt", "--json"]
+    assert reproduce("loss-ablation", root, tmp_path, *words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {line["overrides"][-1] for line in found} == {"averaging=log", "averaging=sqrt"}
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", FIGURE_TABLES)
 def test_a_figure_is_one_command(name: str, root: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert reproduce(name, root, tmp_path, "--seeds", "1") == 0
+    few = ["--set", "clusters=4", "--set", "batch_range=9"]
+    assert reproduce(name, root, tmp_path, "--seeds", "1", *few) == 0
     with Image.open(tmp_path / "figures" / f"{name}-laptop-emoji.png") as picture:
         assert picture.width > 500
 
@@ -90,6 +98,11 @@ def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> Non
         ([], 2, "name a TABLE"),
         (["loss-ablatio"], 3, "did you mean 'loss-ablation'"),
         (["figure-gab"], 3, "did you mean 'figure-gap'"),
+        (["figure-gab", "--list"], 3, "did you mean 'figure-gap'"),
+        (["figure-examples", "--only", "MS"], 3, "needs 2 rows"),
+        (["figure-examples", "--scale", "full"], 3, "choose by --data cars or cub or inshop"),
+        (["lambda", "--list", "--only", "nothing"], 3, "fits no row"),
+        (["pseudo", "--search", "learning_rate=1e-5:1e-3"], 3, "nothing to judge by"),
         (["lambda", "--data", "birds"], 3, "use one of emoji, cub"),
         (["lambda", "--weights", "nowhere.pt"], 3, "nowhere.pt: no such file"),
         (["pseudo", "--trials"], 3, "nothing to try on"),
@@ -100,6 +113,20 @@ def test_wrong_words_are_one_line(
 ) -> None:
     assert run(["reproduce", *words]) == code
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_table_is_of_records_that_exist(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["table", "lambda", "--records", str(tmp_path / "nowhere")]) == 3
+    assert "nowhere: no such file or folder" in " ".join(capsys.readouterr().err.split())
+    torn = tmp_path / "runs" / "one" / "metrics.jsonl"
+    torn.parent.mkdir(parents=True)
+    torn.write_text('{"step": 1}\n{"ste')
+    assert run(["table", "figure-gap", "--records", str(tmp_path)]) == 0, "a run at work"
+    (tmp_path / "broken.jsonl").write_text("{")
+    assert run(["table", "lambda", "--records", str(tmp_path)]) == 4
+    assert "delete the line" in " ".join(capsys.readouterr().err.split())
 
 
 def test_missing_pictures_say_what_to_provide(

@@ -7,9 +7,11 @@ import pytest
 from cbml.errors import BadData
 from cbml.experiments import Plan, plan_trials, plan_units
 from cbml.experiments.figure_rows import GAP
-from cbml.experiments.plans import RATES, chosen_rates
+from cbml.experiments.plans import RATES as ALL_RATES
 from cbml.experiments.tables import TABLES
 from cbml.experiments.units import run_name
+
+RATES = ALL_RATES["laptop"]
 
 
 def plan(**changes: Any) -> Plan:
@@ -17,8 +19,11 @@ def plan(**changes: Any) -> Plan:
     return Plan(**given)
 
 
-def trial(row: str, rate: float, recall: float | None, *others: str) -> dict[str, Any]:
+def trial(
+    row: str, rate: float, recall: float | None, *others: str, table: str = "loss-ablation"
+) -> dict[str, Any]:
     return {
+        "table": table,
         "row": row,
         "trial": True,
         "rate_from": "trial",
@@ -42,21 +47,27 @@ def test_each_row_gets_equally_many_trials_and_none_sees_the_test() -> None:
 def test_trials_choose_the_rate_and_their_run_is_the_final_one() -> None:
     scores = dict(zip(RATES, [0.5, 0.7, 0.7, None], strict=True))
     trials = [trial("MS", rate, score) for rate, score in scores.items()]
-    assert chosen_rates(trials) == {("MS", ()): RATES[1]}, "the lower of equals"
     first, second = plan_units(plan(only=("MS",)), range(2), trials)
-    assert first.recipe.settings.learning_rate == RATES[1]
+    assert first.recipe.settings.learning_rate == RATES[1], "the lower of equals"
     assert first.rate_from == "trials on validation classes"
     tried = [unit for unit in plan_trials(plan(only=("MS",))) if f"{RATES[1]}" in str(unit)]
     assert run_name(first) in {run_name(unit) for unit in tried}
     assert run_name(second) != run_name(first)
     (given,) = plan_units(plan(only=("MS",), sweeps=("learning_rate=1",)), range(1), trials)
     assert given.recipe.settings.learning_rate == 1.0
-    with pytest.raises(
-        BadData, match=r"MS: the trials with learning rates \[0.0008\] are not done"
-    ):
-        plan_units(plan(only=("MS +MVC",)), range(1), trials[:3])
-    (other,) = plan_units(plan(only=("CBML",)), range(1), trials[:3])
-    assert other.rate_from == "recipe", "trials of another row may still be on their way"
+
+
+def test_a_row_with_half_of_its_trials_is_refused_and_others_are_not() -> None:
+    whole = [trial("MS", rate, rate) for rate in RATES]
+    half = [trial("MS +MVC", rate, rate) for rate in RATES[:3]]
+    missing = r"the trials with learning rates \[0.0008\] are not done; run cbml reproduce loss-abl"
+    with pytest.raises(BadData, match=missing):
+        plan_units(plan(only=("MS +MVC",)), range(1), [*whole, *half])
+    with pytest.raises(BadData, match=missing):
+        plan_units(plan(only=("MS",)), range(1), half)
+    units = plan_units(plan(only=("MS", "CBML")), range(1), [*whole, *half])
+    assert [unit.recipe.settings.learning_rate for unit in units] == [RATES[-1], RATES[0]]
+    assert [unit.rate_from for unit in units] == ["trials on validation classes", "recipe"]
 
 
 def test_trials_of_a_changed_row_come_before_those_of_the_row() -> None:
@@ -73,7 +84,8 @@ def test_further_rates_can_be_tried_and_win() -> None:
     assert [unit.recipe.settings.learning_rate for unit in units] == [5e-5, 1.6e-3]
     assert units[0].overrides == ("steps=9", "learning_rate=5e-05")
     trials = [trial("MS", rate, 1 - rate) for rate in (*RATES, 5e-5)]
-    assert chosen_rates(trials) == {("MS", ()): 5e-5}
+    (chosen,) = plan_units(plan(only=("MS",)), range(1), trials)
+    assert chosen.recipe.settings.learning_rate == 5e-5
     with pytest.raises(BadData, match="--set learning_rate=fast: write numbers"):
         plan_trials(plan(sweeps=("learning_rate=fast",)))
 
@@ -100,8 +112,40 @@ def test_rows_without_trials_take_the_best_rate_of_their_method() -> None:
 
 def test_a_study_takes_the_rate_of_the_row_that_it_is_about() -> None:
     trials = [trial("CBML +MVC +mining", rate, rate) for rate in RATES]
-    units = plan_units(plan(table=TABLES["lambda"]), range(1), trials)
-    assert {unit.recipe.settings.learning_rate for unit in units} == {RATES[-1]}
+    # The same name stands for the bare loss in the ablation and for the whole one elsewhere.
+    trials += [trial("CBML", rate, 1 - rate) for rate in RATES]
+    for name in ("lambda", "embedding-size", "cub-cars"):
+        units = plan_units(plan(table=TABLES[name], only=("CBML*",)), range(1), trials)
+        assert {unit.recipe.settings.learning_rate for unit in units} == {RATES[-1]}
+    own = [trial("CBML", rate, rate == RATES[1], table="embedding-size") for rate in RATES]
+    units = plan_units(plan(table=TABLES["embedding-size"]), range(1), [*trials, *own])
+    rates = {unit.row: unit.recipe.settings.learning_rate for unit in units}
+    assert (rates["CBML"], rates["CBML, 64-d"]) == (RATES[1], RATES[-1])
+
+
+def test_trials_count_at_the_full_scale_too() -> None:
+    rates = ALL_RATES["full"]
+    assert 3e-5 in rates, "the rate of the authors' program"
+    tried = plan_trials(plan(scale="full", data="cub", only=("*MS, CUB",)))
+    assert [unit.recipe.settings.learning_rate for unit in tried] == list(rates)
+    trials = [trial("ResNet-50 CBML +MVC +mining, CUB", rate, rate) for rate in rates]
+    units = plan_units(plan(table=TABLES["lambda"], scale="full", data="cub"), range(1), trials)
+    assert {unit.recipe.settings.learning_rate for unit in units} == {rates[-1]}
+    (other,) = plan_units(
+        plan(table=TABLES["cub-cars"], scale="full", data="cars", only=("GoogLeNet CBML, Cars",)),
+        range(1),
+        trials,
+    )
+    assert other.rate_from == "recipe", "trials of another network and other pictures"
+
+
+def test_without_labels_there_is_one_protocol() -> None:
+    first, second = (
+        plan_units(plan(table=TABLES["pseudo"], protocol=protocol), range(1))[0]
+        for protocol in ("honest", "paper")
+    )
+    assert second.protocol == "honest"
+    assert run_name(first) == run_name(second)
 
 
 def test_a_row_without_labels_takes_the_rate_of_its_method_with_labels() -> None:
@@ -125,7 +169,12 @@ def test_sweeps_are_all_combinations_and_know_options_of_the_loss() -> None:
     options = [unit.recipe.loss_options for unit in units]
     assert [one["variance_weight"] for one in options] == [0.0, 2]
     assert {one["target_mix"] for one in options} == {0.5}
-    for wrong, message in (("steps", "write key=value"), ("stepz=3", "did you mean 'steps'")):
+    for wrong, message in (
+        ("steps", "write key=value"),
+        ("stepz=3", "did you mean 'steps'"),
+        ("seed=5", "say it by --seeds"),
+        ("data=cub", "say it by --data"),
+    ):
         with pytest.raises(BadData, match=message):
             plan_units(plan(only=("MS",), sweeps=(wrong,)), range(1))
 
@@ -137,5 +186,6 @@ def test_a_run_is_named_by_what_decides_it() -> None:
     (clipped,) = plan_units(plan(only=("MS",), sweeps=("clip_norm=1.0",)), range(1))
     (optimistic,) = plan_units(plan(only=("MS",), protocol="paper"), range(1))
     assert run_name(first) == run_name(again), "how many checkpoints stay changes nothing"
-    names = {run_name(unit) for unit in (first, second, longer, clipped, optimistic)}
-    assert len(names) == 5
+    (partial,) = plan_units(plan(only=("MS",), sweeps=("allow_partial=true",)), range(1))
+    names = {run_name(unit) for unit in (first, second, longer, clipped, optimistic, partial)}
+    assert len(names) == 6

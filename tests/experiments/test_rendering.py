@@ -7,6 +7,7 @@ import pytest
 
 from cbml.errors import BadData
 from cbml.experiments.document import rendered
+from cbml.experiments.published import published_scores
 from cbml.experiments.rendering import as_markdown, table_blocks
 from cbml.experiments.statistics import estimate
 from cbml.experiments.tables import TABLES
@@ -60,7 +61,7 @@ def test_seeds_become_a_line_beside_the_published_number() -> None:
     order = [line.split(" | ")[0] for line in text if line.startswith(("| MS", "| CBML"))]
     assert order == ["| MS", "| CBML"], "as in the paper"
     assert "**Laptop scale, emoji, protocol honest; efficientnet_lite0, 300 steps**" in text
-    assert any("compare the order, not the values" in line for line in text)
+    assert any("compare the order within one network" in line for line in text)
 
 
 def test_scales_protocols_and_picture_sets_are_never_mixed() -> None:
@@ -91,6 +92,27 @@ def test_the_full_scale_shows_rows_of_others_as_published_only() -> None:
     missing = [line.label for line in block.lines if not line.ours]
     assert "ResNet-50 ProxyNCA, CUB" in missing
     assert len(block.lines) == 7, "as many as the paper has"
+
+
+def test_seeds_of_other_settings_are_not_averaged() -> None:
+    other = record("MS", 1, 0.6, settings=SETTINGS | {"learning_rate": 8e-4, "seed": 1})
+    text = "\n".join(lines([record("MS", 0, 0.5), record("MS", 2, 0.5), other]))
+    assert "| MS | 2 | 0.0001 | 50.0 ± 0.0 |" in text
+    assert "| MS | 1 | 0.0008 | 60.0 |" in text
+
+
+def test_published_numbers_of_the_laptop_are_of_its_pictures_and_say_their_network() -> None:
+    changes = {"table": "cub-cars", "data": "cars"}
+    ours = [record("MS", 0, 0.5, **changes), record("CircleLoss", 0, 0.4, **changes)]
+    text = lines(ours, "cub-cars")
+    (line,) = [line for line in text if line.startswith("| MS |")]
+    key = ("GoogLeNet", "MS", "512", "Cars")
+    printed = published_scores()["cs1_cub_cars_512"][key]["R@1"]
+    assert f"| GoogLeNet | {printed:.1f} |" in line, "of Cars, not of CUB"
+    assert any(line.startswith("| CircleLoss |") and "| ResNet-50 |" in line for line in text)
+    assert any(line.startswith("| GoogLeNet HDC, 384-d, Cars | – |") for line in text), "published only"
+    assert not any("HDC, CUB" in line for line in text)
+    assert any(line.startswith("Published only: ") and "HDC" in line for line in text)
 
 
 def test_overrides_failures_and_nothing_are_said() -> None:

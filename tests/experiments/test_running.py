@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cbml.errors import BadData
 from cbml.experiments import Sources, read_records, run_units
+from cbml.experiments.claims import Claim, ClaimLost
 from cbml.experiments.units import run_name
 from cbml.training import Listener, read_metrics, read_record, with_overrides
 from tests.experiments import children
@@ -74,6 +76,80 @@ def test_the_paper_s_protocol_chooses_on_the_test(root: Path, tmp_path: Path) ->
     best = max(score for _, score in record["validation"])
     assert record["scores"]["test"]["recall@1"] == pytest.approx(best, abs=1e-5)
     assert record["pictures"]["counts"]["train"]["classes"] == 6, "no class is held out"
+
+
+def test_the_paper_s_protocol_counts_its_looks_at_the_test(root: Path, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(unit().recipe, validation=0.0)
+    run([dataclasses.replace(unit(), protocol="paper", recipe=recipe)], tmp_path, root)
+    (record,) = read_records(tmp_path / "loss-ablation-laptop")
+    assert record["test_looks"] == 1 + len(record["validation"]) == 4
+
+
+def test_what_is_missing_for_one_keeps_no_other_waiting(root: Path, tmp_path: Path) -> None:
+    missing = dataclasses.replace(
+        unit(),
+        recipe=with_overrides(unit().recipe, ["backbone=bn_inception", "weights=path:nowhere.pt"]),
+    )
+    found, steps = run([missing, unit()], tmp_path, root)
+    assert (found["done"], steps) == (1, STEPS)
+    ((reason, units),) = found["refused"].items()  # type: ignore[attr-defined]
+    assert "nowhere.pt" in reason
+    assert units == [missing.name]
+
+
+def test_a_claim_that_is_lost_keeps_no_other_waiting(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = unit(), unit(seed=1)
+    stolen = tmp_path / "runs" / run_name(first)
+
+    def check(claim: Claim) -> None:
+        if claim.path.parent == stolen:
+            raise ClaimLost(f"{stolen}: taken over by another process")
+
+    monkeypatch.setattr(Claim, "check", check)
+    found, _ = run([first, second], tmp_path, root)
+    assert found == {"elsewhere": 1, "done": 1}
+
+
+def test_pictures_of_another_set_are_refused(tmp_path: Path) -> None:
+    birds = tmp_path / "birds"
+    birds.mkdir()
+    for name in ("images.txt", "image_class_labels.txt"):
+        (birds / name).touch()
+    with pytest.raises(BadData, match=r"birds: this is cub; ask for it by --data cub"):
+        run([unit()], tmp_path, birds)
+    cub, cars = (
+        dataclasses.replace(unit(), recipe=dataclasses.replace(unit().recipe, data=name))
+        for name in ("cub", "cars")
+    )
+    with pytest.raises(BadData, match="one place for cars, cub; choose one by --data"):
+        run([cub, cars], tmp_path, birds)
+
+
+def test_one_file_of_weights_is_for_one_network(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    file.write_bytes(b"weights")
+    sources = Sources(weights=str(file))
+    given, none = unit(), unit()
+    none = dataclasses.replace(none, recipe=with_overrides(none.recipe, ["weights=none"]))
+    named = sources.named([given, none])
+    assert named[0].recipe.weights.startswith("sha256:")
+    assert named[1].recipe.weights == "none"
+    assert sources.local(none.recipe).weights == "none"
+    other = dataclasses.replace(given, recipe=with_overrides(given.recipe, ["backbone=resnet18"]))
+    with pytest.raises(BadData, match="one file for conv4, resnet18"):
+        sources.named([given, other])
+
+
+def test_trials_of_rates_and_of_a_search_do_not_replace_each_other(
+    root: Path, tmp_path: Path
+) -> None:
+    words = {"scored": ("validation",), "overrides": ("learning_rate=0.001",)}
+    units = [dataclasses.replace(unit(), rate_from=one, **words) for one in ("trial", "search")]
+    run(units, tmp_path, root)
+    records = read_records(tmp_path / "loss-ablation-laptop")
+    assert sorted(record["rate_from"] for record in records) == ["search", "trial"]
 
 
 def test_numbers_that_go_bad_are_a_result(root: Path, tmp_path: Path) -> None:
