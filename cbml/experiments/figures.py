@@ -1,5 +1,6 @@
 """The paper's figures, each one command: the runs that it needs, and how it is drawn."""
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,12 +52,17 @@ def check_figure(figure: Figure, units: Sequence[Unit]) -> None:
         figure: what to draw.
         units: that it would be drawn from.
     """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtra("matplotlib", "plots")
     sets = sorted({unit.recipe.data for unit in units})
     if len(sets) > 1:
         raise BadData(f"{figure.table.name}: is of one set; choose by --data {' or '.join(sets)}")
     rows = {unit.row for unit in units}
     if len(rows) < figure.fewest:
-        raise BadData(f"{figure.table.name}: needs {figure.fewest} rows; --only leaves {len(rows)}")
+        raise BadData(
+            f"{figure.table.name}: needs {figure.fewest} rows whose runs did not break off; there "
+            f"are {len(rows)}"
+        )
 
 
 def draw_figure(figure: Figure, units: Sequence[Unit], out: Path, sources: Sources) -> Path:
@@ -68,22 +74,20 @@ def draw_figure(figure: Figure, units: Sequence[Unit], out: Path, sources: Sourc
         out: folder of runs and records.
         sources: places of pictures and weights.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingExtra("matplotlib", "plots") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     named = {run_name(unit): unit for unit in sources.named(units)}
     records = [
         record
         for record in read_records(records_file(out, units[0]))
         if record["failed"] is None and record["run"] in named
     ]
-    units = [named[name] for name in dict.fromkeys(record["run"] for record in records)]
-    units.sort(key=list(named.values()).index)
+    whole = {record["run"] for record in records}
+    units = [unit for name, unit in named.items() if name in whole]
     check_figure(figure, units)
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     first = units[0]
     place = out / "figures" / f"{figure.table.name}-{first.scale}-{first.recipe.data}.png"
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> Non
         (["loss-ablatio"], 3, "did you mean 'loss-ablation'"),
         (["figure-gab"], 3, "did you mean 'figure-gap'"),
         (["figure-gab", "--list"], 3, "did you mean 'figure-gap'"),
-        (["figure-examples", "--only", "MS"], 3, "needs 2 rows"),
+        (["figure-examples", "--only", "MS"], 3, "needs 2 rows whose runs"),
         (["figure-examples", "--scale", "full"], 3, "choose by --data cars or cub or inshop"),
         (["lambda", "--list", "--only", "nothing"], 3, "fits no row"),
         (["pseudo", "--search", "learning_rate=1e-5:1e-3"], 3, "nothing to judge by"),
