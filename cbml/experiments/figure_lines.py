@@ -73,7 +73,9 @@ def draw_terms(
     del out, sources
     names = list(dict.fromkeys(unit.row for unit in units))
     size = (11, 2.4 * len(names))
-    figure, panels = pyplot.subplots(len(names), 4, figsize=size, squeeze=False, sharex=True)
+    figure, panels = pyplot.subplots(
+        len(names), 4, figsize=size, squeeze=False, sharex=True, sharey="col"
+    )
     for line, name in zip(panels, names, strict=True):
         for panel, (term, symbol) in zip(line, _TERMS, strict=True):
             for record in (record for record in records if record["row"] == name):
