@@ -7,12 +7,12 @@ import numpy as np
 from scipy.special import expit
 
 from cbml.bayes.histograms import GaussianFit, PairHistogram
-from cbml.bayes.lists import nearest_lists
 from cbml.bayes.matching import MatchProbability
 from cbml.bayes.reliability import Reliability
+from cbml.bayes.sides import Sides
 from cbml.bayes.statistics import PairStatistics
 from cbml.errors import BadData
-from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
+from cbml.index.inputs import Labels, Matrix
 
 __all__ = ["SetAnalysis", "analyze_set", "check_posteriors", "check_results"]
 
@@ -22,11 +22,12 @@ SHOWN = (1, 5, 10)
 
 @dataclass(frozen=True, kw_only=True)
 class SetAnalysis:
-    """Similarities of the pairs of one set, under one model.
+    """Similarities of the pairs of one set, or of queries with a gallery, under one model.
 
     Args:
-        pictures: how many.
-        classes: how many.
+        pictures: how many; those that ask, where there is a gallery.
+        gallery: how many pictures answer; None where every picture is both.
+        classes: how many, on both sides together.
         statistics: exact moments of all pairs.
         histogram: of all pairs.
         positive_fit: how Gaussian the positive pairs are.
@@ -36,6 +37,7 @@ class SetAnalysis:
     """
 
     pictures: int
+    gallery: int | None
     classes: int
     statistics: PairStatistics
     histogram: PairHistogram = field(repr=False)
@@ -48,6 +50,7 @@ class SetAnalysis:
         coarse = self.histogram.coarser(100)
         return {
             "pictures": self.pictures,
+            "gallery": self.gallery,
             "classes": self.classes,
             "statistics": self.statistics.as_dict(),
             "prior_odds": self.statistics.prior_odds,
@@ -61,24 +64,34 @@ class SetAnalysis:
         }
 
 
-def analyze_set(embeddings: Matrix, labels: Labels, *, seed: int = 0) -> SetAnalysis:
-    """Analyse the pairs of a set.
+def analyze_set(
+    embeddings: Matrix,
+    labels: Labels,
+    *,
+    gallery_embeddings: Matrix | None = None,
+    gallery_labels: Labels | None = None,
+    seed: int = 0,
+) -> SetAnalysis:
+    """Analyse the pairs of a set, or of queries with a gallery.
 
     Args:
         embeddings: one row per picture. (N, D)
         labels: one per row. (N,)
+        gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
+        gallery_labels: one per row of the gallery. (M,)
         seed: of the halves of classes that check each other.
     """
-    names = as_labels(labels, len(embeddings), "labels")
-    statistics = PairStatistics.of(embeddings, names)
-    histogram = PairHistogram.of(embeddings, names)
+    sides = Sides.of(embeddings, labels, gallery_embeddings, gallery_labels)
+    statistics = PairStatistics.of(**sides.arguments)
+    histogram = PairHistogram.of(**sides.arguments)
     try:
-        posteriors = check_posteriors(embeddings, names, seed=seed)
+        posteriors = check_posteriors(**sides.arguments, seed=seed)
     except BadData:
         posteriors = {}
     return SetAnalysis(
-        pictures=len(names),
-        classes=len(np.unique(names)),
+        pictures=len(sides.codes),
+        gallery=None if sides.gallery_codes is None else len(sides.gallery_codes),
+        classes=sides.classes,
         statistics=statistics,
         histogram=histogram,
         positive_fit=histogram.gaussian_fit(
@@ -92,7 +105,12 @@ def analyze_set(embeddings: Matrix, labels: Labels, *, seed: int = 0) -> SetAnal
 
 
 def check_posteriors(
-    embeddings: Matrix, labels: Labels, *, seed: int = 0
+    embeddings: Matrix,
+    labels: Labels,
+    *,
+    gallery_embeddings: Matrix | None = None,
+    gallery_labels: Labels | None = None,
+    seed: int = 0,
 ) -> dict[str, Reliability]:
     """How far posteriors of pairs hold on classes they were not learned from.
 
@@ -102,16 +120,14 @@ def check_posteriors(
     Args:
         embeddings: one row per picture. (N, D)
         labels: one per row. (N,)
+        gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
+        gallery_labels: one per row of the gallery. (M,)
         seed: of the halves.
     """
-    matrix = as_matrix(embeddings, "embeddings")
-    codes = np.unique(as_labels(labels, len(matrix), "labels"), return_inverse=True)[1]
-    halves = (np.random.default_rng(seed).permutation(int(codes.max()) + 1) % 2)[codes]
-    if len(np.unique(halves)) < 2:
-        raise BadData("labels: all pictures are of one class; halves of classes need two")
-    parts = [(matrix[halves == half], codes[halves == half]) for half in (0, 1)]
-    statistics = [PairStatistics.of(*part) for part in parts]
-    histograms = [PairHistogram.of(*part) for part in parts]
+    sides = Sides.of(embeddings, labels, gallery_embeddings, gallery_labels)
+    parts = sides.halves(seed)
+    statistics = [PairStatistics.of(**part.arguments) for part in parts]
+    histograms = [PairHistogram.of(**part.arguments) for part in parts]
     said: dict[str, list[Any]] = {"gaussian": [], "monotone": []}
     for taught, judged in ((0, 1), (1, 0)):
         centers, odds = histograms[judged].centers, statistics[judged].prior_odds
@@ -126,7 +142,12 @@ def check_posteriors(
 
 
 def check_results(
-    probability: MatchProbability, embeddings: Matrix, labels: Labels
+    probability: MatchProbability,
+    embeddings: Matrix,
+    labels: Labels,
+    *,
+    gallery_embeddings: Matrix | None = None,
+    gallery_labels: Labels | None = None,
 ) -> dict[int, Reliability]:
     """How far match probabilities hold for the first results of searches, by how many are shown.
 
@@ -134,11 +155,11 @@ def check_results(
         probability: learned from other classes than these.
         embeddings: one row per picture, searched for among the others. (N, D)
         labels: one per row. (N,)
+        gallery_embeddings: what is searched instead of the others, where that is another set.
+            (M, D)
+        gallery_labels: one per row of the gallery. (M,)
     """
-    matrix = as_matrix(embeddings, "embeddings")
-    rows = unit_rows(matrix, np.arange(len(matrix)), "embeddings").numpy()
-    codes = np.unique(as_labels(labels, len(matrix), "labels"), return_inverse=True)[1]
-    lists = nearest_lists(rows, max(probability.depth, *SHOWN))
-    right = lists.matches(codes)
-    said = probability.probability(lists.similarities)
+    sides = Sides.of(embeddings, labels, gallery_embeddings, gallery_labels)
+    similarities, right = sides.results(max(probability.depth, *SHOWN))
+    said = probability.probability(similarities)
     return {k: Reliability.of(said[:, :k], right[:, :k], ~right[:, :k]) for k in SHOWN}

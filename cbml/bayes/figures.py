@@ -1,6 +1,7 @@
 """The paper's figures of similarities, drawn with matplotlib."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_ratios", "draw_reliability", "draw_similarities", "save_figure"]
 
 POSITIVE, NEGATIVE, INK, SOFT, GRID = "#2a78d6", "#eb6834", "#0b0b0b", "#52514e", "#e1e0d9"
+COLORS = (POSITIVE, NEGATIVE, "#0c8a0c", "#8a4fbf", SOFT, INK)
 BINS = 100
 # A ratio of fewer pairs than this on either side is noise.
 FEWEST = 5
@@ -102,7 +104,7 @@ def draw_reliability(checks: Mapping[str, Reliability]) -> "Figure":
     figure = _figure(4.6, 4.4)
     place = figure.subplots()
     place.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle="--")
-    for (name, check), color in zip(checks.items(), _colors(len(checks)), strict=True):
+    for (name, check), color in zip(checks.items(), itertools.cycle(COLORS), strict=False):
         sizes = 12.0 + 160.0 * np.sqrt(np.array(check.counts) / sum(check.counts))
         place.plot(check.said, check.seen, color=color, linewidth=1.2)
         label = f"{name}: ECE {check.ece:.3f}"
@@ -206,7 +208,3 @@ def _finish(
         place.set_ylabel(up)
     axes[0, 0].legend(loc=corner, frameon=False, fontsize=8)
     figure.supxlabel(note, fontsize=8, color=SOFT)
-
-
-def _colors(count: int) -> Sequence[str]:
-    return [POSITIVE, NEGATIVE, "#0c8a0c", "#8a4fbf", SOFT, INK][:count]

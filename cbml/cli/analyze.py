@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from cbml.bayes.analysis import SetAnalysis
-    from cbml.data import ImageSet
+    from cbml.cli.looked import Looked
     from cbml.models import Embedder
     from cbml.training import Recipe
 
@@ -91,65 +91,70 @@ def _models(run: Path, compare: Path | None, recipe: "Recipe") -> dict[str, "Emb
     return models
 
 
-def _sets(recipe: "Recipe", other: bool, test: bool) -> dict[str, "ImageSet"]:
+def _sets(recipe: "Recipe", other: bool, test: bool) -> dict[str, "Looked"]:
     """The pictures to look at: classes that were learned, and classes that were not."""
+    from cbml.cli.looked import Looked
     from cbml.training.assembly import load_splits
-    from cbml.training.measured import sample_places
 
-    parts = {name: images for name, images in load_splits(recipe).parts().items() if len(images)}
+    splits = load_splits(recipe)
+    parts = {name: images for name, images in splits.parts().items() if len(images)}
     if other:
         whole, *rest = parts.values()
         for images in rest:
             whole = whole.joined(images)
-        chosen = {"pictures": whole}
-    else:
-        hidden = set() if test else {"test", "query", "gallery"}
-        chosen = {name: images for name, images in parts.items() if name not in hidden}
-    return {
-        name: images.subset(sample_places(images.known_labels, recipe.seed))
-        for name, images in chosen.items()
-    }
+        return {"pictures": Looked.of(whole, recipe.seed)}
+    names = ("train", "validation", "test") if test else ("train", "validation")
+    chosen = {name: Looked.of(parts[name], recipe.seed) for name in names if name in parts}
+    if test and "query" in parts and "gallery" in parts:
+        chosen["query × gallery"] = Looked.across(parts["query"], parts["gallery"], recipe.seed)
+    return chosen
 
 
 def _analyzed(
-    models: dict[str, "Embedder"], sets: dict[str, "ImageSet"], run: Path | None
+    models: dict[str, "Embedder"], sets: dict[str, "Looked"], run: Path | None
 ) -> tuple["Grid", dict[str, Any]]:
     """Analyses by pictures and model, and checks of match probabilities; writes calibration.json.
 
     Validation pictures come before test pictures, so that the probabilities exist when those are
-    reached.
+    reached. A set without pairs of both kinds is left out, with a word about it.
     """
     from cbml.bayes.analysis import analyze_set, check_results
     from cbml.errors import BadData
-    from cbml.training.assembly import Shelf
 
     grid: Grid = {}
     reliability: dict[str, Any] = {}
-    probability = None
-    for name, images in sets.items():
+    probability, problem = None, ""
+    for name, looked in sets.items():
         for model_name, model in models.items():
-            print(f"embedding {len(images)} {name} pictures, {model_name}", file=sys.stderr)
-            shelf = Shelf.of(images, model.preprocessing.crop)
-            rows, labels = shelf.embedded(model), shelf.images.known_labels
-            grid.setdefault(name, {})[model_name] = analyze_set(rows, labels)
+            print(f"embedding {len(looked)} {name} pictures, {model_name}", file=sys.stderr)
+            sides = looked.embedded(model)
+            try:
+                grid.setdefault(name, {})[model_name] = analyze_set(**sides)
+            except BadData as error:
+                problem = f"{name} pictures: {error}"
+                print(f"left out, {problem}", file=sys.stderr)
+                continue
             if model_name != "after" or run is None:
                 continue
             if name == "validation":
                 try:
-                    probability = _calibrated(rows, labels, run / "calibration.json")
+                    probability = _calibrated(**sides, path=run / "calibration.json")
                     reliability["validation, halves of classes"] = probability.check
                 except BadData as error:
                     print(f"no probabilities: {error}", file=sys.stderr)
             elif probability is not None and name != "train":
-                checks = check_results(probability, rows, labels)
+                checks = check_results(probability, **sides)
                 reliability |= {f"{name}, first {k}": check for k, check in checks.items()}
-    return grid, reliability
+    kept = {name: row for name, row in grid.items() if row}
+    if not kept:
+        raise BadData(problem)
+    return kept, reliability
 
 
-def _calibrated(rows: Any, labels: Any, path: Path) -> Any:
+def _calibrated(embeddings: Any, labels: Any, path: Path) -> Any:
     from cbml.bayes import MatchProbability
 
-    probability = MatchProbability.fit(rows, labels)
+    probability = MatchProbability.fit(embeddings, labels)
     probability.save(path)
     return probability
 

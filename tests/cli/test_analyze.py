@@ -84,6 +84,33 @@ def test_test_classes_are_looked_at_only_when_asked(
     assert (tmp_path / "figures" / "ratios.png").stat().st_size > 1000
 
 
+def test_queries_are_paired_with_the_gallery(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where no two queries are of one class, as in a set with one query for each."""
+    folders = sorted(Path(read_record(finished)["recipe"]["data"]).iterdir())
+    lines = ["path,label,split"]
+    for place, folder in enumerate(folders):
+        for number, path in enumerate(sorted(folder.iterdir())):
+            split = "train" if place < 8 else "gallery" if number else "query"
+            lines.append(f"{path},{folder.name},{split}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    out = tmp_path / "run"
+    assert run(["train", str(tmp_path / "table.csv"), *SMALL, "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert run(["analyze", str(out), "--test", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert list(facts["sets"]) == ["train", "validation", "query × gallery"]
+    found = facts["sets"]["query × gallery"]["after"]
+    asked, answered = found["pictures"], found["gallery"]
+    assert (asked, found["classes"]) == (len(folders) - 8, len(folders) - 8)
+    pairs = found["statistics"]
+    assert pairs["positive_pairs"] == answered
+    assert pairs["negative_pairs"] == asked * answered - answered
+    checks = {name: sum(check["counts"]) for name, check in facts["reliability"].items()}
+    assert checks["query × gallery, first 5"] == 5 * asked
+
+
 def test_other_pictures(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (finished / "calibration.json").read_bytes()
     data = read_record(finished)["recipe"]["data"]

@@ -1,0 +1,119 @@
+"""What asks and what answers in a search: one set for both, or queries and a gallery."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbml.bayes.lists import QUERIES, nearest_lists
+from cbml.bayes.pairs import Rows, Whole
+from cbml.errors import BadData
+from cbml.index import Index
+from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
+
+__all__ = ["Sides"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Embeddings of both sides under one numbering of the classes.
+
+    Args:
+        matrix: one row per picture that asks. (N, D)
+        codes: the class of each. (N,)
+        gallery: one row per picture that answers; None where every picture is both. (M, D)
+        gallery_codes: the class of each. (M,)
+    """
+
+    matrix: NDArray[Any]
+    codes: Whole
+    gallery: NDArray[Any] | None
+    gallery_codes: Whole | None
+
+    @classmethod
+    def of(
+        cls,
+        embeddings: Matrix,
+        labels: Labels,
+        gallery_embeddings: Matrix | None,
+        gallery_labels: Labels | None,
+    ) -> "Sides":
+        """Read both sides.
+
+        Args:
+            embeddings: one row per picture. (N, D)
+            labels: integers or strings, one per row. (N,)
+            gallery_embeddings: the other side, where it is not the same set. (M, D)
+            gallery_labels: one per row of the gallery. (M,)
+        """
+        matrix = as_matrix(embeddings, "embeddings")
+        names = as_labels(labels, len(matrix), "labels")
+        if (gallery_embeddings is None) != (gallery_labels is None):
+            raise ValueError("gallery_embeddings and gallery_labels belong together: give both")
+        if gallery_embeddings is None or gallery_labels is None:
+            return cls(matrix, np.unique(names, return_inverse=True)[1], None, None)
+        gallery = as_matrix(gallery_embeddings, "gallery_embeddings")
+        others = as_labels(gallery_labels, len(gallery), "gallery_labels")
+        if (names.dtype.kind == "U") != (others.dtype.kind == "U"):
+            raise TypeError("labels and gallery_labels must both be integers or both be strings")
+        codes = np.unique(np.concatenate([names, others]), return_inverse=True)[1]
+        return cls(matrix, codes[: len(names)], gallery, codes[len(names) :])
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As the statistics and the histogram of pairs take them."""
+        return {
+            "embeddings": self.matrix,
+            "labels": self.codes,
+            "gallery_embeddings": self.gallery,
+            "gallery_labels": self.gallery_codes,
+        }
+
+    @property
+    def classes(self) -> int:
+        """How many there are on both sides together."""
+        known = self.codes if self.gallery_codes is None else (*self.codes, *self.gallery_codes)
+        return len(np.unique(known))
+
+    def halves(self, seed: int) -> list["Sides"]:
+        """The pictures of each half of the classes.
+
+        Args:
+            seed: of the halves.
+        """
+        half_of = np.random.default_rng(seed).permutation(self.classes) % 2
+        parts = []
+        for half in (0, 1):
+            here = half_of[self.codes] == half
+            if not here.any():
+                raise BadData("labels: all pictures are of one class; halves of classes need two")
+            if self.gallery is None or self.gallery_codes is None:
+                parts.append(Sides(self.matrix[here], self.codes[here], None, None))
+                continue
+            there = half_of[self.gallery_codes] == half
+            if not there.any():
+                raise BadData("labels: half of the classes has no picture in the gallery")
+            left = self.matrix[here], self.codes[here]
+            parts.append(Sides(*left, self.gallery[there], self.gallery_codes[there]))
+        return parts
+
+    def results(self, depth: int) -> tuple[Rows, NDArray[np.bool_]]:
+        """Similarities of the nearest pictures of each query, and whether each is right, (Q, K).
+
+        Args:
+            depth: results for each query; fewer where fewer pictures are searched.
+        """
+        rows = unit_rows(self.matrix, np.arange(len(self.matrix)), "embeddings").numpy()
+        if self.gallery is None or self.gallery_codes is None:
+            lists = nearest_lists(rows, depth)
+            return lists.similarities, lists.matches(self.codes)
+        places = np.arange(len(rows))
+        if len(rows) > QUERIES:
+            places = np.sort(np.random.default_rng(0).permutation(len(rows))[:QUERIES])
+        index = Index(rows.shape[1])
+        order = np.arange(len(self.gallery))
+        index.add(unit_rows(self.gallery, order, "gallery_embeddings").numpy())
+        found = index.search(rows[places], depth)
+        right: NDArray[np.bool_] = self.gallery_codes[found.ids] == self.codes[places][:, None]
+        return found.similarities, right

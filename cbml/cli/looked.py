@@ -1,0 +1,77 @@
+"""The pictures whose pairs `cbml analyze` looks at: a set, or queries and a gallery."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cbml.training.assembly import Shelf
+from cbml.training.measured import sample_places
+
+if TYPE_CHECKING:
+    from cbml.data import ImageSet
+    from cbml.models import Embedder
+
+__all__ = ["Looked"]
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """Pictures that ask, and those that answer.
+
+    Args:
+        images: that ask.
+        gallery: that answer; None where every picture does both.
+    """
+
+    images: "ImageSet"
+    gallery: "ImageSet | None" = None
+
+    def __len__(self) -> int:
+        return len(self.images) + (0 if self.gallery is None else len(self.gallery))
+
+    @classmethod
+    def of(cls, images: "ImageSet", seed: int) -> "Looked":
+        """A set, or a sample of a large one.
+
+        Args:
+            images: the pictures.
+            seed: of the sample.
+        """
+        return cls(images.subset(sample_places(images.known_labels, seed)))
+
+    @classmethod
+    def across(cls, query: "ImageSet", gallery: "ImageSet", seed: int) -> "Looked":
+        """Queries and what they search, or a sample of both, of the same classes.
+
+        Args:
+            query: the pictures that ask.
+            gallery: the pictures that answer.
+            seed: of the sample.
+        """
+        places = sample_places(query.joined(gallery).known_labels, seed)
+        asked = places < len(query)
+        return cls(query.subset(places[asked]), gallery.subset(places[~asked] - len(query)))
+
+    def embedded(self, model: "Embedder") -> dict[str, Any]:
+        """Unit vectors and labels, as the functions of `cbml.bayes.analysis` take them.
+
+        Args:
+            model: in evaluation mode.
+        """
+        crop = model.preprocessing.crop
+        asking = Shelf.of(self.images, crop)
+        if self.gallery is None:
+            return {"embeddings": asking.embedded(model), "labels": asking.images.known_labels}
+        answering = Shelf.of(self.gallery, crop)
+        return {
+            "embeddings": asking.embedded(model),
+            "labels": _names(asking.images),
+            "gallery_embeddings": answering.embedded(model),
+            "gallery_labels": _names(answering.images),
+        }
+
+
+def _names(images: "ImageSet") -> Any:
+    """The class of each picture: two sets name one class by one name, not by one number."""
+    return np.array(images.class_names)[images.known_labels]

@@ -1,0 +1,64 @@
+"""What the pairs of a set tell, and where they tell nothing."""
+
+import numpy as np
+import pytest
+
+from cbml import MatchProbability, PairStatistics
+from cbml.bayes import Reliability
+from cbml.bayes.analysis import analyze_set, check_posteriors, check_results
+from cbml.bayes.figures import draw_reliability
+from cbml.errors import BadData
+from tests.bayes.cases import Set, crowded, drawn
+
+
+def test_queries_with_a_gallery_are_pairs_across() -> None:
+    (rows, labels), (others, other_labels) = drawn(1), drawn(2, pictures=40, classes=6)
+    gallery = {"gallery_embeddings": others, "gallery_labels": other_labels}
+    found = analyze_set(rows, labels, **gallery)
+    assert found.statistics == PairStatistics.of(rows, labels, **gallery)
+    assert found.histogram.positive.sum() == found.statistics.positive_pairs
+    assert (found.pictures, found.gallery) == (24, 40)
+    assert found.classes == len({*labels.tolist(), *other_labels.tolist()})
+    named = analyze_set(
+        rows,
+        [f"class {label}" for label in labels],
+        gallery_embeddings=others,
+        gallery_labels=[f"class {label}" for label in other_labels],
+    )
+    assert named.statistics == found.statistics
+
+
+def halves(rows_and_labels: Set) -> tuple[Set, Set]:
+    rows, labels = rows_and_labels
+    return (rows[::2], labels[::2]), (rows[1::2], labels[1::2])
+
+
+def test_checks_of_queries_search_the_gallery() -> None:
+    query, gallery = halves(crowded(2))
+    probability = MatchProbability.fit(*crowded(0))
+    given = {"gallery_embeddings": gallery[0], "gallery_labels": gallery[1]}
+    checks = check_results(probability, *query, **given)
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (query[0], gallery[0])]
+    nearest = (unit[0] @ unit[1].T).argmax(axis=1)
+    right = int((gallery[1][nearest] == query[1]).sum())
+    first = checks[1]
+    seen = sum(share * count for share, count in zip(first.seen, first.counts, strict=True))
+    assert seen == pytest.approx(right, abs=2)  # ties of float32 apart
+    assert sum(checks[10].counts) == 10 * len(query[0])
+    assert set(check_posteriors(*query, **given)) >= {"gaussian", "monotone"}
+
+
+def test_a_gallery_without_half_of_the_classes_cannot_be_checked() -> None:
+    rows, labels = np.eye(4, dtype=np.float32), [0, 1, 2, 3]
+    gallery = {"gallery_embeddings": np.ones((3, 4)), "gallery_labels": [0, 0, 0]}
+    with pytest.raises(BadData, match="no picture in the gallery"):
+        check_posteriors(rows, labels, **gallery)
+    assert analyze_set(rows, labels, **gallery).posteriors == {}
+    with pytest.raises(ValueError, match="belong together"):
+        analyze_set(rows, labels, gallery_labels=[0, 0, 0])
+
+
+def test_any_number_of_checks_can_be_drawn() -> None:
+    check = Reliability.of([0.1, 0.8], [1, 1], [1, 0])
+    figure = draw_reliability({f"set {number}": check for number in range(9)})
+    assert len(figure.axes[0].get_legend().get_texts()) == 9
