@@ -136,7 +136,7 @@ def _log_ratio(one: SetAnalysis, exponent: Any, s: NDArray[np.float64]) -> Any:
     try:
         quadratic, slope, constant = one.statistics.ratio(exponent).negative
     except BadData:
-        return None  # the classes are not told apart: there is no ratio to draw
+        return None  # the classes are not told apart, or hardly spread: nothing to draw
     return (quadratic * s + slope) * s + constant
 
 

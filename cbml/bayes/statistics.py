@@ -13,6 +13,7 @@ from cbml.bayes.pairs import pair_up
 from cbml.errors import BadData
 from cbml.index.inputs import Labels, Matrix
 from cbml.losses import CBMLLoss, LinearRatio, QuadraticRatio
+from cbml.losses.ratios import SMALLEST_SCALE
 
 __all__ = ["Exponent", "PairStatistics"]
 
@@ -104,12 +105,22 @@ class PairStatistics:
                 negative_mean=self.negative_mean,
                 negative_std=self.negative_std,
             )
+        scales = {
+            kind: getattr(self, f"{kind}_std") ** 2 / gap for kind in ("positive", "negative")
+        }
+        for kind, scale in scales.items():
+            if scale < SMALLEST_SCALE:
+                raise BadData(
+                    f"{kind} pairs are nearly equally similar (spread "
+                    f"{getattr(self, f'{kind}_std'):.1e}): near-copies of pictures, or a model "
+                    "that sees no difference; no scale of a linear exponent follows from them"
+                )
         center = (self.positive_mean + self.negative_mean) / 2.0
         return LinearRatio(
             positive_center=center,
-            positive_scale=self.positive_std**2 / gap,
+            positive_scale=scales["positive"],
             negative_center=center,
-            negative_scale=self.negative_std**2 / gap,
+            negative_scale=scales["negative"],
         )
 
     def posterior(

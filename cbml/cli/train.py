@@ -187,8 +187,16 @@ def _make_loss(recipe: "Recipe", classes: int) -> "nn.Module":
 
 def _estimate(embeddings: Any, labels: Any) -> dict[str, Any]:
     from cbml.bayes import PairStatistics
+    from cbml.errors import BadData
 
-    return PairStatistics.of(embeddings, labels).loss_record()
+    try:
+        return PairStatistics.of(embeddings, labels).loss_record()
+    except BadData as error:
+        # Estimating is what happens when nothing is said, so the way out must be named.
+        raise BadData(
+            f"no constants of the loss follow from the training pictures: {error}; to train with "
+            "the given ones: cbml train --parameters given"
+        ) from None
 
 
 def _calibrate(embeddings: Any, labels: Any) -> dict[str, Any] | None:

@@ -1,19 +1,21 @@
 """What the pairs of a set tell, and where they tell nothing."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cbml import MatchProbability, PairStatistics
 from cbml.bayes import Reliability
 from cbml.bayes.analysis import analyze_set, check_posteriors, check_results
-from cbml.bayes.figures import draw_reliability
+from cbml.bayes.figures import draw_ratios, draw_reliability
 from cbml.errors import BadData
 from tests.bayes.cases import Set, crowded, drawn
 
 
 def test_queries_with_a_gallery_are_pairs_across() -> None:
     (rows, labels), (others, other_labels) = drawn(1), drawn(2, pictures=40, classes=6)
-    gallery = {"gallery_embeddings": others, "gallery_labels": other_labels}
+    gallery: dict[str, Any] = {"gallery_embeddings": others, "gallery_labels": other_labels}
     found = analyze_set(rows, labels, **gallery)
     assert found.statistics == PairStatistics.of(rows, labels, **gallery)
     assert found.histogram.positive.sum() == found.statistics.positive_pairs
@@ -36,7 +38,7 @@ def halves(rows_and_labels: Set) -> tuple[Set, Set]:
 def test_checks_of_queries_search_the_gallery() -> None:
     query, gallery = halves(crowded(2))
     probability = MatchProbability.fit(*crowded(0))
-    given = {"gallery_embeddings": gallery[0], "gallery_labels": gallery[1]}
+    given: dict[str, Any] = {"gallery_embeddings": gallery[0], "gallery_labels": gallery[1]}
     checks = check_results(probability, *query, **given)
     unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (query[0], gallery[0])]
     nearest = (unit[0] @ unit[1].T).argmax(axis=1)
@@ -50,7 +52,7 @@ def test_checks_of_queries_search_the_gallery() -> None:
 
 def test_a_gallery_without_half_of_the_classes_cannot_be_checked() -> None:
     rows, labels = np.eye(4, dtype=np.float32), [0, 1, 2, 3]
-    gallery = {"gallery_embeddings": np.ones((3, 4)), "gallery_labels": [0, 0, 0]}
+    gallery: dict[str, Any] = {"gallery_embeddings": np.ones((3, 4)), "gallery_labels": [0, 0, 0]}
     with pytest.raises(BadData, match="no picture in the gallery"):
         check_posteriors(rows, labels, **gallery)
     assert analyze_set(rows, labels, **gallery).posteriors == {}
@@ -61,4 +63,23 @@ def test_a_gallery_without_half_of_the_classes_cannot_be_checked() -> None:
 def test_any_number_of_checks_can_be_drawn() -> None:
     check = Reliability.of([0.1, 0.8], [1, 1], [1, 0])
     figure = draw_reliability({f"set {number}": check for number in range(9)})
-    assert len(figure.axes[0].get_legend().get_texts()) == 9
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert len(legend.get_texts()) == 9
+
+
+def near_copies() -> Set:
+    """Pictures of a class are nearly one; the classes are far apart."""
+    random = np.random.default_rng(0)
+    labels = np.arange(40) // 4
+    rows = np.eye(10, 16)[labels] + random.normal(size=(40, 16)) * 0.003
+    return rows.astype(np.float32), labels
+
+
+def test_near_copies_are_analysed_and_drawn_without_the_ratio_they_have_not() -> None:
+    found = analyze_set(*near_copies())
+    assert 1e-6 < found.statistics.positive_std < 1e-3
+    with pytest.raises(BadData, match="near-copies"):
+        found.statistics.suggest_loss()
+    lines = [len(figure.axes[0].lines) for figure in map(draw_ratios, [{"a": {"b": found}}])]
+    assert lines == [3]  # counted, zero, and the quadratic exponent; no linear one

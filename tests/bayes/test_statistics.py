@@ -157,6 +157,8 @@ def test_options_build_the_suggested_loss(exponent: Any) -> None:
         ({"negative_mean": 0.9}, "do not tell the classes apart"),
         ({"positive_std": 0.0}, "all positive pairs are equally similar"),
         ({"negative_std": 0.0}, "all negative pairs are equally similar"),
+        ({"positive_std": 3.8e-5}, r"positive pairs are nearly equally similar \(spread 3\.8e-05"),
+        ({"negative_std": 3.8e-5}, "negative pairs are nearly equally similar"),
     ],
 )
 def test_no_loss_where_nothing_can_be_told_apart(changes: dict[str, float], words: str) -> None:

@@ -132,6 +132,15 @@ def test_mistakes_are_named(
     assert "only the loss cbml" in " ".join(capsys.readouterr().err.split())
 
 
+def test_near_copies_end_a_default_training_with_a_remedy() -> None:
+    from cbml.cli.train import _estimate
+    from cbml.errors import BadData
+    from tests.bayes.test_analysis import near_copies
+
+    with pytest.raises(BadData, match=r"near-copies.*cbml train --parameters given"):
+        _estimate(*near_copies())
+
+
 def test_two_processes_estimate_the_constants_of_one(finished: Path, tmp_path: Path) -> None:
     """Each embeds its half of the pictures; both learn with the constants of the whole."""
     alone = read_record(finished)
