@@ -1,6 +1,7 @@
 """How similar the pairs of a set are, and what follows from it: likelihoods, posteriors, a loss."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -13,6 +14,7 @@ from cbml.bayes.pairs import pair_up
 from cbml.errors import BadData
 from cbml.index.inputs import Labels, Matrix
 from cbml.losses import CBMLLoss, LinearRatio, QuadraticRatio
+from cbml.losses.options import check_choice
 from cbml.losses.ratios import SMALLEST_SCALE
 
 __all__ = ["Exponent", "PairStatistics"]
@@ -88,6 +90,7 @@ class PairStatistics:
         Args:
             exponent: "linear" or "quadratic" in the similarity.
         """
+        check_choice(exponent, "exponent", Exponent)
         gap = self.positive_mean - self.negative_mean
         if gap <= 0.0:
             raise BadData(
@@ -130,6 +133,10 @@ class PairStatistics:
 
             p[same | s] = 1 / (1 + Φ_P(s) / Θ)
 
+        The wider of the two Gaussians is above the other in both tails, so that Φ_P turns back at
+        one place outside the two means. Beyond it Φ_P stays what it is there: a pair that is more
+        similar is never less probable.
+
         Args:
             similarity: of any shape.
             prior_odds: Θ; that of the counted pairs when None.
@@ -137,6 +144,11 @@ class PairStatistics:
         quadratic, slope, constant = self.ratio("quadratic").positive
         s = np.asarray(similarity, dtype=np.float64)
         odds = self.prior_odds if prior_odds is None else prior_odds
+        if not (math.isfinite(odds) and odds > 0.0):
+            raise ValueError(f"prior_odds must be a finite number above zero, got {odds}")
+        if quadratic:
+            hold = np.maximum if quadratic < 0.0 else np.minimum
+            s = hold(s, -slope / (2.0 * quadratic))
         exponent = (quadratic * s + slope) * s + constant - np.log(odds)
         posterior: NDArray[np.float64] = expit(-exponent)
         return posterior

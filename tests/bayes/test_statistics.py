@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,20 @@ def test_bad_input_is_named(arguments: dict[str, Any], words: str) -> None:
         PairStatistics.of(given.pop("embeddings"), given.pop("labels"), **given)
 
 
-@pytest.mark.parametrize("s", [-0.4, 0.1, 0.45, 0.62, 0.99])
+def test_a_misspelt_exponent_is_refused() -> None:
+    for ask in (STATISTICS.ratio, STATISTICS.loss_options, STATISTICS.suggest_loss):
+        with pytest.raises(ValueError, match=r"exponent must be one of .*, got 'quadratc'"):
+            ask("quadratc")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("odds", [-1.0, 0.0, math.nan, math.inf])
+def test_odds_are_positive_numbers(odds: float) -> None:
+    with pytest.raises(ValueError, match="prior_odds must be a finite number above zero"):
+        STATISTICS.posterior(0.5, prior_odds=odds)
+
+
+# The vertex of the exponent is at -0.02 here: below it the Gaussians cross again.
+@pytest.mark.parametrize("s", [0.0, 0.1, 0.45, 0.62, 0.99])
 def test_posteriors_are_those_of_the_paper(s: float) -> None:
     same, different = (0.7, 0.15), (0.3, 0.1)
     found = float(STATISTICS.posterior(s))
@@ -111,6 +125,15 @@ def test_posteriors_are_those_of_the_paper(s: float) -> None:
     assert 1.0 - found == pytest.approx(other, rel=1e-6)
     balanced = float(STATISTICS.posterior(s, prior_odds=1.0))
     assert balanced == pytest.approx(oracle.posterior_same(s, same, different, 1.0), rel=1e-9)
+
+
+@pytest.mark.parametrize("spreads", [(0.15, 0.1), (0.1, 0.15), (0.1, 0.1), (0.02, 0.3)])
+def test_more_similar_is_never_less_probable(spreads: tuple[float, float]) -> None:
+    """The wider Gaussian is above the other in both tails; a similarity that low tells nothing."""
+    facts = dataclasses.replace(STATISTICS, positive_std=spreads[0], negative_std=spreads[1])
+    ladder = facts.posterior(np.linspace(-1.0, 1.0, 500), prior_odds=1.0)
+    assert (np.diff(ladder) >= 0.0).all()
+    assert ladder[0] < 0.01 < 0.9 < ladder[-1]
 
 
 def test_posterior_keeps_shapes_and_far_similarities_finite() -> None:
