@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit
 
 from cbml.bayes.histograms import GaussianFit, PairHistogram
@@ -18,6 +19,7 @@ __all__ = ["SetAnalysis", "analyze_set", "check_posteriors", "check_results"]
 
 # Ranks up to which search results are checked; what a page shows is among them.
 SHOWN = (1, 5, 10)
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,8 @@ class SetAnalysis:
         positive_fit: how Gaussian the positive pairs are.
         negative_fit: how Gaussian the negative pairs are.
         posteriors: of pairs, by "gaussian" and by "monotone", each learned from half of the classes
-            and checked on the other; empty where there are too few classes.
+            and checked on the other, beside the "prior", which knows no similarity; without the
+            Gaussians where there are none, and empty where there are too few classes.
     """
 
     pictures: int
@@ -115,7 +118,9 @@ def check_posteriors(
     """How far posteriors of pairs hold on classes they were not learned from.
 
     Classes are cut in two halves; all pairs within each half are judged by what the pairs within
-    the other taught, with the prior odds of their own counts.
+    the other taught, with the prior odds of their own counts. The prior alone is judged too: nearly
+    all pairs are negative, so that saying so of each is calibrated, and only a log loss below that
+    of the prior tells something. A method that cannot learn from these pairs is left out.
 
     Args:
         embeddings: one row per picture. (N, D)
@@ -128,17 +133,39 @@ def check_posteriors(
     parts = sides.halves(seed)
     statistics = [PairStatistics.of(**part.arguments) for part in parts]
     histograms = [PairHistogram.of(**part.arguments) for part in parts]
-    said: dict[str, list[Any]] = {"gaussian": [], "monotone": []}
-    for taught, judged in ((0, 1), (1, 0)):
-        centers, odds = histograms[judged].centers, statistics[judged].prior_odds
-        said["gaussian"].append(statistics[taught].posterior(centers, prior_odds=odds))
-        shift = np.log(odds / statistics[taught].prior_odds)
-        said["monotone"].append(expit(histograms[taught].posterior_curve()(centers) + shift))
     counts = [
-        np.concatenate([getattr(histograms[half], kind) for half in (1, 0)])
+        np.concatenate([getattr(histogram, kind) for histogram in histograms[::-1]])
         for kind in ("positive", "negative")
     ]
-    return {name: Reliability.of(np.concatenate(p), *counts) for name, p in said.items()}
+    checks = {}
+    for name, method in _METHODS.items():
+        try:
+            said = [
+                method(statistics[taught], histograms[taught], statistics[judged].prior_odds)
+                for taught, judged in ((0, 1), (1, 0))
+            ]
+        except BadData:
+            continue
+        checks[name] = Reliability.of(np.concatenate(said), *counts)
+    return checks
+
+
+def _by_prior(statistics: PairStatistics, histogram: PairHistogram, odds: float) -> Numbers:
+    return np.full(len(histogram.centers), odds / (1.0 + odds))
+
+
+def _by_gaussians(statistics: PairStatistics, histogram: PairHistogram, odds: float) -> Numbers:
+    return statistics.posterior(histogram.centers, prior_odds=odds)
+
+
+def _by_curve(statistics: PairStatistics, histogram: PairHistogram, odds: float) -> Numbers:
+    shift = np.log(odds / statistics.prior_odds)
+    posterior: Numbers = expit(histogram.posterior_curve()(histogram.centers) + shift)
+    return posterior
+
+
+# What the pairs of one half say, at each step of similarity, of pairs with other prior odds.
+_METHODS = {"prior": _by_prior, "gaussian": _by_gaussians, "monotone": _by_curve}
 
 
 def check_results(

@@ -161,7 +161,7 @@ def _calibrated(embeddings: Any, labels: Any, path: Path) -> Any:
 
 def _draw(folder: Path, title: str, grid: "Grid", reliability: dict[str, Any]) -> list[Path]:
     from cbml.bayes.figures import draw_ratios, draw_reliability, draw_similarities, save_figure
-    from cbml.bayes.page import table_rows, write_page
+    from cbml.bayes.page import analysis_tables, write_page
 
     folder.mkdir(parents=True, exist_ok=True)
     figures = {
@@ -186,21 +186,25 @@ def _draw(folder: Path, title: str, grid: "Grid", reliability: dict[str, Any]) -
         )
     paths = [folder / "analysis.html"]
     named = {heading: (words, figure) for heading, words, figure in figures.values()}
-    write_page(paths[0], title, table_rows(grid), named)
+    write_page(paths[0], title, analysis_tables(grid), named)
     for name, (_, _, figure) in figures.items():
         paths += save_figure(figure, folder, name)
     return paths
 
 
 def _print(grid: "Grid", reliability: dict[str, Any], files: list[Path]) -> None:
-    from cbml.bayes.page import HEADS, table_rows
+    from cbml.bayes.page import analysis_tables
 
-    lines = [HEADS, *table_rows(grid)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(HEADS))]
-    for line in lines:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
+    for table in analysis_tables(grid):
+        lines = [table.heads, *table.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            print("  ".join(cells).rstrip())
+        print()
     for name, check in reliability.items():
-        print(f"probabilities, {name}: ECE {check.ece:.3f}, Brier {check.brier:.3f}")
+        print(
+            f"probabilities, {name}: ECE {check.ece:.3f}, Brier {check.brier:.3f}, "
+            f"log loss {check.log_loss:.3f}"
+        )
     print(f"figures:  {files[0]}")

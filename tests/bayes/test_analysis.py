@@ -7,8 +7,9 @@ import pytest
 
 from cbml import MatchProbability, PairStatistics
 from cbml.bayes import Reliability
-from cbml.bayes.analysis import analyze_set, check_posteriors, check_results
+from cbml.bayes.analysis import SetAnalysis, analyze_set, check_posteriors, check_results
 from cbml.bayes.figures import draw_ratios, draw_reliability
+from cbml.bayes.page import analysis_tables
 from cbml.errors import BadData
 from tests.bayes.cases import Set, crowded, drawn
 
@@ -83,3 +84,37 @@ def test_near_copies_are_analysed_and_drawn_without_the_ratio_they_have_not() ->
         found.statistics.suggest_loss()
     lines = [len(figure.axes[0].lines) for figure in map(draw_ratios, [{"a": {"b": found}}])]
     assert lines == [3]  # counted, zero, and the quadratic exponent; no linear one
+
+
+def test_what_the_gaussians_cannot_say_the_curve_still_does() -> None:
+    """Copies of one picture in each class have no spread, and no Gaussian."""
+    random = np.random.default_rng(3)
+    rows = np.repeat(random.normal(size=(30, 4)), 4, axis=0).astype(np.float32)
+    found = analyze_set(rows, np.arange(120) // 4)
+    assert set(found.posteriors) == {"prior", "monotone"}
+    assert found.posteriors["monotone"].log_loss < 0.5 * found.posteriors["prior"].log_loss
+    cells = dict(zip(*posterior_cells(found), strict=True))
+    assert cells["log loss Gauss"] == cells["ECE Gauss"] == "–"
+    assert cells["log loss free"] != "–"
+
+
+def posterior_cells(found: SetAnalysis) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    table = analysis_tables({"validation": {"after": found}})[1]
+    return table.heads, table.rows[0]
+
+
+def test_tables_say_what_the_numbers_are_to_be_compared_with() -> None:
+    found = analyze_set(*crowded(5))
+    pairs, posteriors = analysis_tables({"validation": {"after": found}})
+    cells = dict(zip(pairs.heads, pairs.rows[0], strict=True))
+    assert cells["pairs P"] == f"{found.statistics.positive_pairs:,}"
+    assert cells["pairs N"] == f"{found.statistics.negative_pairs:,}"
+    assert cells["log-lik N"] == f"{found.negative_fit.log_likelihood:.3f}"
+    assert float(cells["log-lik N"]) < float(cells["best N"])
+    cells = dict(zip(posteriors.heads, posteriors.rows[0], strict=True))
+    share = found.statistics.positive_pairs / sum(
+        found.histogram.positive + found.histogram.negative
+    )
+    assert cells["prior"] == f"{share:.5f}"
+    losses = [cells[f"log loss {name}"] for name in ("free", "Gauss", "prior")]
+    assert [float(loss) for loss in losses] == sorted(map(float, losses))
