@@ -36,8 +36,8 @@ def verb(
     """Similarities of pairs before and after training, their likelihood ratio, and probabilities.
 
     Writes analysis.html and its figures, and calibration.json: how similarities of search results
-    become probabilities, learned from the validation classes. Sets of more than 4,096 pictures are
-    sampled.
+    become probabilities, learned from all pictures of the validation classes. For everything else,
+    sets of more than 4,096 pictures are sampled.
 
     \b
     Examples:
@@ -52,7 +52,10 @@ def verb(
 
         note_test_look(run)
     folder = out or run / "analysis"
-    grid, reliability = _analyzed(models, sets, run if data is None else None)
+    grid, seen = _analyzed(models, sets)
+    reliability = {}
+    if data is None:
+        reliability = _checked(models["after"], sets, seen, run / "calibration.json")
     files = _draw(folder, run.name, grid, reliability)
     facts = {
         "run": str(run),
@@ -111,52 +114,64 @@ def _sets(recipe: "Recipe", other: bool, test: bool) -> dict[str, "Looked"]:
 
 
 def _analyzed(
-    models: dict[str, "Embedder"], sets: dict[str, "Looked"], run: Path | None
-) -> tuple["Grid", dict[str, Any]]:
-    """Analyses by pictures and model, and checks of match probabilities; writes calibration.json.
+    models: dict[str, "Embedder"], sets: dict[str, "Looked"]
+) -> tuple["Grid", dict[str, dict[str, Any]]]:
+    """Analyses by pictures and model, and what the trained model made of the pictures of each set.
 
-    Validation pictures come before test pictures, so that the probabilities exist when those are
-    reached. A set without pairs of both kinds is left out, with a word about it.
+    A set without pairs of both kinds is left out, with a word about it.
     """
-    from cbml.bayes.analysis import analyze_set, check_results
+    from cbml.bayes.analysis import analyze_set
     from cbml.errors import BadData
 
     grid: Grid = {}
-    reliability: dict[str, Any] = {}
-    probability, problem = None, ""
+    seen: dict[str, dict[str, Any]] = {}
+    problem = "no pictures to look at"
     for name, looked in sets.items():
         for model_name, model in models.items():
             print(f"embedding {len(looked)} {name} pictures, {model_name}", file=sys.stderr)
             sides = looked.embedded(model)
+            if model_name == "after":
+                seen[name] = sides
             try:
-                grid.setdefault(name, {})[model_name] = analyze_set(**sides)
+                one = analyze_set(**sides)
             except BadData as error:
                 problem = f"{name} pictures: {error}"
                 print(f"left out, {problem}", file=sys.stderr)
-                continue
-            if model_name != "after" or run is None:
-                continue
-            if name == "validation":
-                try:
-                    probability = _calibrated(**sides, path=run / "calibration.json")
-                    reliability["validation, halves of classes"] = probability.check
-                except BadData as error:
-                    print(f"no probabilities: {error}", file=sys.stderr)
-            elif probability is not None and name != "train":
-                checks = check_results(probability, **sides)
-                reliability |= {f"{name}, first {k}": check for k, check in checks.items()}
-    kept = {name: row for name, row in grid.items() if row}
-    if not kept:
+                break  # it is the same for every model
+            grid.setdefault(name, {})[model_name] = one
+    if not grid:
         raise BadData(problem)
-    return kept, reliability
+    return grid, seen
 
 
-def _calibrated(embeddings: Any, labels: Any, path: Path) -> Any:
+def _checked(
+    model: "Embedder", sets: dict[str, "Looked"], seen: dict[str, dict[str, Any]], path: Path
+) -> dict[str, Any]:
+    """Learn match probabilities from all validation pictures, write them, and check them."""
     from cbml.bayes import MatchProbability
+    from cbml.bayes.analysis import check_results
+    from cbml.cli.looked import Looked
+    from cbml.errors import BadData
 
-    probability = MatchProbability.fit(embeddings, labels)
+    if "validation" not in seen:
+        return {}
+    held, whole = seen["validation"], sets["validation"].whole
+    if whole is not None:
+        # `cbml train` learned from all of them: a sample would replace it by something worse.
+        print(f"embedding all {len(whole)} validation pictures", file=sys.stderr)
+        held = Looked(whole).embedded(model)
+    try:
+        probability = MatchProbability.fit(**held)
+    except BadData as error:
+        print(f"no probabilities: {error}", file=sys.stderr)
+        return {}
     probability.save(path)
-    return probability
+    reliability: dict[str, Any] = {"validation, halves of classes": probability.check}
+    for name, sides in seen.items():
+        if name not in ("train", "validation"):
+            checks = check_results(probability, **sides)
+            reliability |= {f"{name}, first {k}": check for k, check in checks.items()}
+    return reliability
 
 
 def _draw(folder: Path, title: str, grid: "Grid", reliability: dict[str, Any]) -> list[Path]:

@@ -22,10 +22,12 @@ class Looked:
     Args:
         images: that ask.
         gallery: that answer; None where every picture does both.
+        whole: what `images` are a sample of; None where they are all there are.
     """
 
     images: "ImageSet"
     gallery: "ImageSet | None" = None
+    whole: "ImageSet | None" = None
 
     def __len__(self) -> int:
         return len(self.images) + (0 if self.gallery is None else len(self.gallery))
@@ -38,7 +40,10 @@ class Looked:
             images: the pictures.
             seed: of the sample.
         """
-        return cls(images.subset(sample_places(images.known_labels, seed)))
+        places = sample_places(images.known_labels, seed)
+        if len(places) == len(images):
+            return cls(images)
+        return cls(images.subset(places), whole=images)
 
     @classmethod
     def across(cls, query: "ImageSet", gallery: "ImageSet", seed: int) -> "Looked":

@@ -9,7 +9,7 @@ import pytest
 
 from cbml import MatchProbability
 from cbml.cli import main
-from cbml.training import read_record
+from cbml.training import measured, read_record
 from tests.training.small import class_folders
 
 SMALL = [
@@ -109,6 +109,22 @@ def test_queries_are_paired_with_the_gallery(
     assert pairs["negative_pairs"] == asked * answered - answered
     checks = {name: sum(check["counts"]) for name, check in facts["reliability"].items()}
     assert checks["query × gallery, first 5"] == 5 * asked
+
+
+def test_a_sample_does_not_replace_what_all_pictures_taught(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = json.loads((finished / "calibration.json").read_text())
+    monkeypatch.setattr(measured, "PICTURES", 8)
+    monkeypatch.setattr(measured, "PICTURES_PER_CLASS", 4)
+    out = tmp_path / "figures"
+    assert run(["analyze", str(finished), "--out", str(out)]) == 0
+    facts = json.loads((out / "analysis.json").read_text())
+    assert facts["sets"]["validation"]["after"]["pictures"] == 8
+    after = json.loads((finished / "calibration.json").read_text())
+    assert sum(after["check"]["counts"]) == sum(before["check"]["counts"])
+    assert after["line"] == pytest.approx(before["line"], rel=1e-3)
+    assert facts["reliability"]["validation, halves of classes"] == after["check"]
 
 
 def test_other_pictures(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
