@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from cbml.bayes.analysis import SetAnalysis
     from cbml.cli.looked import Looked
     from cbml.models import Embedder
@@ -44,19 +46,21 @@ def verb(
       cbml analyze runs/emoji
       cbml analyze runs/with --compare runs/without --json
     """
+    drawing = _can_draw()
     recipe = _recipe(run, data)
     models = _models(run, compare, recipe)
-    sets = _sets(recipe, data is not None, test)
-    if test and data is None:
-        from cbml.training import note_test_look
+    from cbml.cli.looked import count_look, looked_sets
 
-        note_test_look(run)
+    sets = looked_sets(recipe, whole=data is not None, test=test)
+    for seen_by in [run] if compare is None or compare.samefile(run) else [run, compare]:
+        count_look(seen_by, sets)
     folder = out or run / "analysis"
     grid, seen = _analyzed(models, sets)
     reliability = {}
     if data is None:
         reliability = _checked(models["after"], sets, seen, run / "calibration.json")
-    files = _draw(folder, run.name, grid, reliability)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = _draw(folder, run.name, grid, reliability, drawing)
     facts = {
         "run": str(run),
         "data": recipe.data,
@@ -92,25 +96,6 @@ def _models(run: Path, compare: Path | None, recipe: "Recipe") -> dict[str, "Emb
         name = compare.name if compare.name not in models else str(compare)
         models[f"after, {name}"] = Embedder.load(model_folder(compare))
     return models
-
-
-def _sets(recipe: "Recipe", other: bool, test: bool) -> dict[str, "Looked"]:
-    """The pictures to look at: classes that were learned, and classes that were not."""
-    from cbml.cli.looked import Looked
-    from cbml.training.assembly import load_splits
-
-    splits = load_splits(recipe)
-    parts = {name: images for name, images in splits.parts().items() if len(images)}
-    if other:
-        whole, *rest = parts.values()
-        for images in rest:
-            whole = whole.joined(images)
-        return {"pictures": Looked.of(whole, recipe.seed)}
-    names = ("train", "validation", "test") if test else ("train", "validation")
-    chosen = {name: Looked.of(parts[name], recipe.seed) for name in names if name in parts}
-    if test and "query" in parts and "gallery" in parts:
-        chosen["query × gallery"] = Looked.across(parts["query"], parts["gallery"], recipe.seed)
-    return chosen
 
 
 def _analyzed(
@@ -174,11 +159,37 @@ def _checked(
     return reliability
 
 
-def _draw(folder: Path, title: str, grid: "Grid", reliability: dict[str, Any]) -> list[Path]:
-    from cbml.bayes.figures import draw_ratios, draw_reliability, draw_similarities, save_figure
+def _can_draw() -> bool:
+    """Whether there is matplotlib; a word about it where there is not."""
+    from cbml.errors import MissingExtra
+
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        print(f"without figures: {MissingExtra('matplotlib', 'plots')}", file=sys.stderr)
+        return False
+    return True
+
+
+def _draw(
+    folder: Path, title: str, grid: "Grid", reliability: dict[str, Any], drawing: bool
+) -> list[Path]:
+    from cbml.bayes.figures import save_figure
     from cbml.bayes.page import analysis_tables, write_page
 
-    folder.mkdir(parents=True, exist_ok=True)
+    figures = _figures(grid, reliability) if drawing else {}
+    paths = [folder / "analysis.html"]
+    named = {heading: (words, figure) for heading, words, figure in figures.values()}
+    write_page(paths[0], title, analysis_tables(grid), named)
+    for name, (_, _, figure) in figures.items():
+        paths += save_figure(figure, folder, name)
+    return paths
+
+
+def _figures(grid: "Grid", reliability: dict[str, Any]) -> dict[str, tuple[str, str, "Figure"]]:
+    """A heading, a sentence and a drawing, by the name of its files."""
+    from cbml.bayes.figures import draw_ratios, draw_reliability, draw_similarities
+
     figures = {
         "similarities": (
             "Similarities of pairs",
@@ -199,12 +210,7 @@ def _draw(folder: Path, title: str, grid: "Grid", reliability: dict[str, Any]) -
             "larger a point, the more results.",
             draw_reliability(reliability),
         )
-    paths = [folder / "analysis.html"]
-    named = {heading: (words, figure) for heading, words, figure in figures.values()}
-    write_page(paths[0], title, analysis_tables(grid), named)
-    for name, (_, _, figure) in figures.items():
-        paths += save_figure(figure, folder, name)
-    return paths
+    return figures
 
 
 def _print(grid: "Grid", reliability: dict[str, Any], files: list[Path]) -> None:
@@ -222,4 +228,4 @@ def _print(grid: "Grid", reliability: dict[str, Any], files: list[Path]) -> None
             f"probabilities, {name}: ECE {check.ece:.3f}, Brier {check.brier:.3f}, "
             f"log loss {check.log_loss:.3f}"
         )
-    print(f"figures:  {files[0]}")
+    print(f"page:  {files[0]}")

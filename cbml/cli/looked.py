@@ -1,18 +1,23 @@
 """The pictures whose pairs `cbml analyze` looks at: a set, or queries and a gallery."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cbml.training.assembly import Shelf
+from cbml.training import note_test_look
+from cbml.training.assembly import Shelf, load_splits
 from cbml.training.measured import sample_places
+from cbml.training.scoring import shows_test_pictures
 
 if TYPE_CHECKING:
     from cbml.data import ImageSet
     from cbml.models import Embedder
+    from cbml.training import Recipe
 
-__all__ = ["Looked"]
+__all__ = ["Looked", "count_look", "looked_sets"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +36,11 @@ class Looked:
 
     def __len__(self) -> int:
         return len(self.images) + (0 if self.gallery is None else len(self.gallery))
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Of all pictures on both sides."""
+        return self.images.paths + (() if self.gallery is None else self.gallery.paths)
 
     @classmethod
     def of(cls, images: "ImageSet", seed: int) -> "Looked":
@@ -75,6 +85,38 @@ class Looked:
             "gallery_embeddings": answering.embedded(model),
             "gallery_labels": _names(answering.images),
         }
+
+
+def looked_sets(recipe: "Recipe", *, whole: bool, test: bool) -> dict[str, Looked]:
+    """The pictures to look at: classes that were learned, and classes that were not.
+
+    Args:
+        recipe: names the set.
+        whole: all pictures as one set.
+        test: the test pictures too.
+    """
+    parts = {name: images for name, images in load_splits(recipe).parts().items() if len(images)}
+    if whole:
+        joined, *rest = parts.values()
+        for images in rest:
+            joined = joined.joined(images)
+        return {"pictures": Looked.of(joined, recipe.seed)}
+    names = ("train", "validation", "test") if test else ("train", "validation")
+    chosen = {name: Looked.of(parts[name], recipe.seed) for name in names if name in parts}
+    if test and "query" in parts and "gallery" in parts:
+        chosen["query × gallery"] = Looked.across(parts["query"], parts["gallery"], recipe.seed)
+    return chosen
+
+
+def count_look(run: Path, sets: Mapping[str, Looked]) -> None:
+    """Note a look at test pictures in a run's record, whichever words have led to it.
+
+    Args:
+        run: its folder.
+        sets: what is looked at.
+    """
+    if shows_test_pictures(run, (path for looked in sets.values() for path in looked.paths)):
+        note_test_look(run)
 
 
 def _names(images: "ImageSet") -> Any:

@@ -1,19 +1,29 @@
 """Scores of a model on the splits of a set, and the record of every look at the test."""
 
+import functools
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cbml.data import ImageSet, Splits
-from cbml.errors import BadData
+from cbml.errors import BadData, MissingExtra
 from cbml.files import write_json
 from cbml.models import Embedder
-from cbml.training.assembly import Evaluate, Shelf, flat_scores
+from cbml.training.assembly import Evaluate, Shelf, flat_scores, load_splits
+from cbml.training.recipe import recipe_of
 from cbml.training.runs import read_record
 from cbml.training.team import Team
 
-__all__ = ["evaluate_split", "note_test_look", "score_conditions", "score_split"]
+__all__ = [
+    "evaluate_split",
+    "note_test_look",
+    "score_conditions",
+    "score_split",
+    "shows_test_pictures",
+]
 
 _CONDITIONS = ("queries", "lone_queries", "gallery", "classes")
 _KMEANS = ("kmeans_seed", "kmeans_iterations", "kmeans_attempts")
@@ -83,6 +93,29 @@ def note_test_look(folder: Path, scores: Any = None) -> None:
         record["test"] = flat_scores(scores)
         record["test_conditions"] = score_conditions(scores)
     write_json(folder / "run.json", record)
+
+
+def shows_test_pictures(folder: Path, paths: Iterable[Path]) -> bool:
+    """Whether any of these files is a test picture of a run, under whatever name.
+
+    A run whose own pictures are not there any more, or a model without a run, has none to show.
+
+    Args:
+        folder: of the run.
+        paths: of the pictures that are looked at.
+    """
+    if not (folder / "run.json").exists():
+        return False
+    try:
+        splits = load_splits(recipe_of(read_record(folder).get("recipe", {})))
+    except (BadData, MissingExtra, OSError):
+        return False
+    parts = splits.parts()
+    tested = [parts[name].paths for name in ("test", "query", "gallery") if name in parts]
+    # Few folders hold many files, and each folder is looked up once.
+    real = functools.cache(os.path.realpath)
+    known = {(real(path.parent), path.name) for part in tested for path in part}
+    return any((real(path.parent), path.name) in known for path in paths)
 
 
 def _pictures(splits: Splits, split: str) -> ImageSet:

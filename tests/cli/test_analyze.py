@@ -1,6 +1,7 @@
 """`cbml analyze`, and what `cbml train` learns from similarities."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,44 @@ def test_a_sample_does_not_replace_what_all_pictures_taught(
     assert sum(after["check"]["counts"]) == sum(before["check"]["counts"])
     assert after["line"] == pytest.approx(before["line"], rel=1e-3)
     assert facts["reliability"]["validation, halves of classes"] == after["check"]
+
+
+def test_every_look_at_test_pictures_is_counted(finished: Path, tmp_path: Path) -> None:
+    """Also by the name of the run's own pictures, and for the run that stands beside it."""
+    other, out = tmp_path / "other", ["--out", str(tmp_path / "figures")]
+    shutil.copytree(finished, other)
+    looks = read_record(finished)["test_looks"]
+    data = Path(read_record(finished)["recipe"]["data"])
+    (tmp_path / "link").symlink_to(data)
+    for words in ([str(data)], [str(tmp_path / "link")], ["--test", "--compare", str(other)]):
+        assert run(["analyze", str(finished), *words, *out]) == 0
+    assert read_record(finished)["test_looks"] == looks + 3
+    assert read_record(other)["test_looks"] == looks + 1
+    assert run(["analyze", str(finished), "--compare", str(other), *out]) == 0
+    class_folders(tmp_path / "elsewhere")
+    assert run(["analyze", str(finished), str(tmp_path / "elsewhere" / "classes"), *out]) == 0
+    assert read_record(finished)["test_looks"] == looks + 3
+    assert read_record(other)["test_looks"] == looks + 1
+
+
+def test_without_matplotlib_the_numbers_are_there(
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    out = tmp_path / "figures"
+    assert run(["analyze", str(finished), "--out", str(out), "--json"]) == 0
+    shown = capsys.readouterr()
+    facts = json.loads(shown.out)
+    assert facts["sets"]["train"]["after"]["pictures"] > 0
+    assert [Path(path).name for path in facts["files"]] == ["analysis.html"]
+    first = shown.err.splitlines()[0]
+    assert "without figures" in first
+    assert "pip install 'cbml[plots]'" in first
+    assert "<table" in (out / "analysis.html").read_text()
 
 
 def test_other_pictures(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
