@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cbml.bayes import Reliability
 from cbml.bayes.analysis import SetAnalysis
 from cbml.evaluation import Scores
+from cbml.experiments.demo_promises import Promises, promises_section
 from cbml.files import replaced_file
 from cbml.training.assembly import Shelf
 from cbml.training.charts import histogram_chart
@@ -54,7 +54,7 @@ def write_demo_report(
     shelf: Shelf,
     before: Sight,
     after: Sight,
-    reliability: Reliability | None,
+    promises: Promises | None,
 ) -> None:
     """Write the page; nothing in it comes from the network.
 
@@ -64,13 +64,13 @@ def write_demo_report(
         shelf: the pictures.
         before: how the untrained network sees them.
         after: how the trained one does.
-        reliability: of match probabilities among the first ten results.
+        promises: of match probabilities; None where there are none.
     """
     body = [
         f"<h1>What the network learned</h1><p class='lead'>{escape(sentence)}</p>",
         f"<h2>Scores on classes never seen</h2><div class='scores'>{_scores(before, after)}</div>",
         _questions(shelf, before, after),
-        _analysis(before.analysis, after.analysis, reliability),
+        _analysis(before.analysis, after.analysis, promises),
         _next(path.parent),
     ]
     page = (
@@ -166,7 +166,7 @@ def _tile(shelf: Shelf, place: int, text: str, kind: str) -> str:
     )
 
 
-def _analysis(before: SetAnalysis, after: SetAnalysis, reliability: Reliability | None) -> str:
+def _analysis(before: SetAnalysis, after: SetAnalysis, promises: Promises | None) -> str:
     figures = "".join(
         _histogram(title, one) for title, one in (("before", before), ("after", after))
     )
@@ -178,7 +178,7 @@ def _analysis(before: SetAnalysis, after: SetAnalysis, reliability: Reliability 
     )
     return (
         f"<h2>Similarities of all pairs</h2><p>{text}</p><div class='figures'>{figures}</div>"
-        f"{_promises(reliability)}"
+        f"{promises_section(promises)}"
     )
 
 
@@ -198,24 +198,6 @@ def _separation(one: SetAnalysis) -> float:
     moments = one.statistics
     spread = math.hypot(moments.positive_std, moments.negative_std) / math.sqrt(2.0)
     return (moments.positive_mean - moments.negative_mean) / spread
-
-
-def _promises(reliability: Reliability | None) -> str:
-    if reliability is None:
-        return ""
-    rows = "".join(
-        f"<tr><th>{count:,} results</th><td>{said:.0%}</td><td>{seen:.0%}</td></tr>"
-        for count, said, seen in zip(
-            reliability.counts, reliability.said, reliability.seen, strict=True
-        )
-    )
-    return (
-        "<h2>Can the match probabilities be believed?</h2><p>They were learned on held-out classes "
-        "and are checked here on unseen ones, among the first ten results of every search. Mean "
-        f"gap between what was said and what was right: {reliability.ece:.1%}.</p>"
-        "<div class='scores'><table><tr><th></th><th>said</th><th>right</th></tr>"
-        f"{rows}</table></div>"
-    )
 
 
 def _next(folder: Path) -> str:

@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cbml.bayes import MatchProbability
+from cbml.bayes.analysis import analyze_set, check_results
+from cbml.data import ImageSet
 from cbml.errors import BadData
-from cbml.experiments.demo import demonstrate
+from cbml.evaluation import evaluate
+from cbml.experiments.demo import demonstrate, reliability_of
+from cbml.experiments.demo_promises import Promises
+from cbml.experiments.demo_report import Sight
 from cbml.models import Embedder
 from cbml.training import Interrupted, Listener, Recipe, StepReport, recipe_for, with_overrides
+from cbml.training.assembly import Shelf
+from tests.bayes.cases import Set, crowded
 
 TINY = "backbone=conv4 weights=none crop=32 dim=16 classes_per_batch=4 pictures_per_class=4"
 
@@ -110,3 +118,31 @@ def test_a_damaged_result_is_made_again_and_other_settings_are_refused(
     other = with_overrides(recipe, ["steps=7"])
     with pytest.raises(BadData, match="a run with other settings; give another folder"):
         demonstrate(tmp_path / "demo", make_gallery=galleries, recipe=other)
+
+
+def seen(rows_and_labels: Set) -> tuple[Sight, Shelf]:
+    rows, labels = rows_and_labels
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    sight = Sight(unit, evaluate(unit, labels), analyze_set(unit, labels))
+    images = ImageSet(
+        tuple(map(Path, map(str, labels))), labels, tuple(map(str, np.unique(labels)))
+    )
+    return sight, Shelf(images, None, tuple(range(len(labels))), ())  # type: ignore[arg-type]
+
+
+def test_probabilities_are_checked_on_classes_that_did_not_teach_them() -> None:
+    learned = MatchProbability.fit(*crowded(0, classes=96))
+    sight, shelf = seen(crowded(1, classes=96))
+    labels = shelf.images.known_labels
+    promises = reliability_of(learned, sight, shelf)
+    own = learned.for_gallery(sight.rows, labels)
+    # Labels enough to teach: the halves of the classes that checked each other are what is shown.
+    assert promises == Promises(own.check, own=True, results=own.depth)
+    assert "halves" in promises.sentence
+    assert "held-out" not in promises.sentence
+    small, few = seen(crowded(2, classes=12, group=4))
+    promises = reliability_of(learned, small, few)
+    labels = few.images.known_labels
+    expected = check_results(learned.for_gallery(small.rows, labels), small.rows, labels)[10]
+    assert promises == Promises(expected, own=False, results=10)
+    assert "learned on held-out classes" in promises.sentence
