@@ -133,7 +133,7 @@ def _planned(
 ) -> tuple["Recipe", Path]:
     from cbml.errors import BadData
     from cbml.pseudo import unlabelled_recipe
-    from cbml.training.measured import with_default_parameters
+    from cbml.training.measured import check_parameters, with_default_parameters
     from cbml.training.recipe import recipe_for, recipe_of, with_overrides
     from cbml.training.runs import read_record
 
@@ -154,6 +154,7 @@ def _planned(
             if not any(word.startswith("parameters=") for word in words):
                 recipe = with_default_parameters(recipe)
         _make_loss(recipe, 2)
+        check_parameters(recipe)
         if recipe.labels != "none" and recipe.clusters is not None:
             raise ValueError("--clusters: only with --labels none")
         if recipe.parameters == "from-data" and recipe.loss != "cbml":

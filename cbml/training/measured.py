@@ -18,6 +18,7 @@ from cbml.training.team import Team
 
 __all__ = [
     "Estimate",
+    "check_parameters",
     "estimate_parameters",
     "kept_parameters",
     "sample_places",
@@ -70,6 +71,16 @@ def kept_parameters(folder: Path) -> dict[str, Any]:
     return parameters
 
 
+def check_parameters(recipe: Recipe) -> None:
+    """Refuse a recipe that names a ratio of the loss and asks for the one of the data as well.
+
+    Args:
+        recipe: of a run that is planned.
+    """
+    if recipe.parameters == "from-data" and "ratio" in recipe.loss_options:
+        raise BadData("loss.ratio and parameters=from-data are two things: choose one")
+
+
 def with_parameters(recipe: Recipe, parameters: Mapping[str, Any]) -> Recipe:
     """The recipe with estimated options; those that it gives itself stay.
 
@@ -77,8 +88,7 @@ def with_parameters(recipe: Recipe, parameters: Mapping[str, Any]) -> Recipe:
         recipe: of the run.
         parameters: the record of an estimate.
     """
-    if "ratio" in recipe.loss_options:
-        raise BadData("loss.ratio and parameters=from-data are two things: choose one")
+    check_parameters(dataclasses.replace(recipe, parameters="from-data"))
     options = {**parameters["options"], **recipe.loss_options}
     return dataclasses.replace(recipe, loss_options=options)
 

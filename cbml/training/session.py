@@ -28,6 +28,7 @@ from cbml.training.assembly import (
 from cbml.training.loop import Fitted, fit
 from cbml.training.measured import (
     Estimate,
+    check_parameters,
     estimate_parameters,
     kept_parameters,
     with_parameters,
@@ -94,6 +95,7 @@ def train_run(
         calibrate: gives what calibration.json shall hold, from embeddings and labels of the
             validation pictures by the trained model; None keeps nothing.
     """
+    check_parameters(recipe)  # before hours of decoding, not after
     team = team or Team()
     torch.manual_seed(recipe.seed + team.rank)  # dropout has no other source
     listener = (listener or Shown()) if team.leads else Listener()

@@ -185,6 +185,10 @@ def test_mistakes_are_named(
     words = ["train", "pictures", "--loss", "multi_similarity", "--parameters", "from-data"]
     assert run(words) == 2
     assert "only the loss cbml" in " ".join(capsys.readouterr().err.split())
+    words = ["train", "pictures", "--parameters", "from-data", "--set", "loss.ratio=products"]
+    assert run(words) == 2
+    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "loss.ratio and parameters=from-data are two things" in shown
 
 
 def test_near_copies_end_a_default_training_with_a_remedy() -> None:

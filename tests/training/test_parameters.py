@@ -1,5 +1,6 @@
 """Constants of the loss from the data: estimated once, recorded, never again."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,6 +93,10 @@ def test_runs_that_cannot_have_them(recipe: Recipe, tmp_path: Path) -> None:
             train_run(recipe, tmp_path / "run", **common, resume=True, estimate=Estimates())
     with pytest.raises(BadData, match=r"loss\.ratio and parameters=from-data"):
         with_parameters(Recipe(data="x", loss_options={"ratio": "products"}), {"options": {}})
+    estimates, named = Estimates(), dataclasses.replace(recipe, loss_options={"ratio": "products"})
+    with pytest.raises(BadData, match=r"loss\.ratio and parameters=from-data"):
+        train_run(named, tmp_path / "named", **common, estimate=estimates)
+    assert estimates.calls == [], "nothing is embedded for what cannot be used"
 
 
 def test_calibration_is_written_where_there_is_one(recipe: Recipe, tmp_path: Path) -> None:
