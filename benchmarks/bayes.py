@@ -6,6 +6,9 @@ the classes side by side, so that positives are found by slices and no mask is m
 is done for some of the blocks, spread over the set, and its time is scaled up to all of them; the
 statistics are always those of the whole set. Both make unit rows first. Two threads, medians.
 
+Counted so, each pair comes in both orders, as in any product of a set with itself. Blocks above the
+diagonal alone would count each pair once, in about half of the time: halve the ratio for that.
+
     python benchmarks/bayes.py [--quick]      a tenth of the pictures, for a look
 """
 
@@ -80,6 +83,7 @@ def main() -> None:
     print(f"PairStatistics.of    {exact:8.2f} s")
     print(f"counting all pairs   {counted:8.2f} s   from {len(some)} of {len(every)} blocks")
     print(f"ratio                {ratio:8.1f}     goal {GOAL:.0f} at full size")
+    print("counting takes both orders of each pair; each once would take about half of its time")
     if not quick and ratio < GOAL:
         sys.exit(1)
 

@@ -95,7 +95,7 @@ def train_run(
         calibrate: gives what calibration.json shall hold, from embeddings and labels of the
             validation pictures by the trained model; None keeps nothing.
     """
-    check_parameters(recipe)  # before hours of decoding, not after
+    check_parameters(recipe)  # before any picture is decoded
     team = team or Team()
     torch.manual_seed(recipe.seed + team.rank)  # dropout has no other source
     listener = (listener or Shown()) if team.leads else Listener()
