@@ -171,7 +171,7 @@ def _session(recipe: "Recipe") -> Callable[..., "Outcome"]:
     if recipe.labels == "known":
         from cbml.training import train_run
 
-        return functools.partial(train_run, calibrate=_calibrate)
+        return functools.partial(train_run, calibrate=_calibrate, check=_check)
     from cbml.evaluation.grouping import agreement
     from cbml.pseudo import train_unlabelled
 
@@ -210,6 +210,14 @@ def _calibrate(embeddings: Any, labels: Any) -> dict[str, Any] | None:
     except BadData as error:
         print(f"no calibration.json: {error}", file=sys.stderr)
         return None
+
+
+def _check(path: Path, *rows: Any, **gallery: Any) -> dict[str, Any]:
+    """How far the probabilities hold among the first ten results of searches."""
+    from cbml.bayes import MatchProbability
+    from cbml.bayes.analysis import check_results
+
+    return check_results(MatchProbability.load(path), *rows, **gallery)[10].as_dict()
 
 
 def _print_outcome(folder: Path, fitted: Any, test: Any, as_json: bool) -> None:

@@ -122,7 +122,10 @@ def write_report(
         _section("Scores", score_table(record, metrics), kind="scores"),
         _curves(metrics),
         _section("Similarities of pairs", "".join(_histogram(one) for one in distributions)),
-        _section("Match probabilities", _reliability(folder / "calibration.json")),
+        _section(
+            "Match probabilities",
+            _reliability(folder / "calibration.json", record.get("test_reliability")),
+        ),
         _queries(f"Worst queries{among}", worst),
         _queries(f"Best queries{among}", best),
         _section("Settings", setting_tables(record), kind="settings"),
@@ -153,17 +156,24 @@ def _section(title: str, content: str, kind: str = "figures") -> str:
     return f'<section><h2>{escape(title)}</h2><div class="{kind}">{content}</div></section>'
 
 
-def _reliability(path: Path) -> str:
+def _reliability(path: Path, tested: Mapping[str, Any] | None) -> str:
     """How far the probabilities of calibration.json held; empty where a run has none."""
     try:
         check = json.loads(path.read_text(encoding="utf-8"))["check"]
-        title = "Share of right results against the probability said, on held-out classes"
-        chart = reliability_chart(title, check["said"], check["seen"], check["counts"])
-        return f"{chart}<p>Calibration error {check['ece']:.3f}, Brier {check['brier']:.3f}.</p>"
+        shown = _reliability_chart("halves of the held-out classes, each by the other", check)
+        if tested is not None:
+            shown += _reliability_chart("test classes, which nothing was learned from", tested)
+        return shown
     except FileNotFoundError:
         return ""
     except (ValueError, KeyError, TypeError):
         return "<p>calibration.json is damaged; write it again with cbml analyze.</p>"
+
+
+def _reliability_chart(where: str, check: Mapping[str, Any]) -> str:
+    title = f"Share of right results against the probability said, on {where}"
+    chart = reliability_chart(title, check["said"], check["seen"], check["counts"])
+    return f"{chart}<p>Calibration error {check['ece']:.3f}, Brier {check['brier']:.3f}.</p>"
 
 
 def _histogram(one: Distribution) -> str:

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +80,23 @@ def score_conditions(scores: Any) -> dict[str, Any]:
     return {name: plain[name] for name in (*_CONDITIONS, *_KMEANS) if plain.get(name) is not None}
 
 
-def note_test_look(folder: Path, scores: Any = None) -> None:
+def note_test_look(
+    folder: Path, scores: Any = None, reliability: Mapping[str, Any] | None = None
+) -> None:
     """Write into run.json that the test classes were looked at, and what was seen.
 
     Args:
         folder: of the run.
         scores: of `score_split` on the test classes; None where they were mixed with others.
+        reliability: how far match probabilities held there; None where it was not asked.
     """
     record: dict[str, Any] = read_record(folder)
     record["test_looks"] = int(record.get("test_looks", 0)) + 1
     if scores is not None:
         record["test"] = flat_scores(scores)
         record["test_conditions"] = score_conditions(scores)
+    if reliability is not None:
+        record["test_reliability"] = dict(reliability)
     write_json(folder / "run.json", record)
 
 

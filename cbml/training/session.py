@@ -45,6 +45,8 @@ __all__ = ["Outcome", "train_run"]
 MakeLoss = Callable[[Recipe, int], nn.Module]
 Load = Callable[[Recipe], Splits]
 Calibrate = Callable[[Rows, NDArray[np.int64]], Mapping[str, Any] | None]
+# The path of calibration.json, then as `Evaluate`.
+Check = Callable[..., Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def train_run(
     load: Load = load_splits,
     estimate: Estimate | None = None,
     calibrate: Calibrate | None = None,
+    check: Check | None = None,
 ) -> Outcome:
     """Do what a recipe says, with all records in one folder.
 
@@ -94,6 +97,7 @@ def train_run(
             of training pictures by the start model; asked once, kept in run.json.
         calibrate: gives what calibration.json shall hold, from embeddings and labels of the
             validation pictures by the trained model; None keeps nothing.
+        check: gives how far calibration.json holds on the test pictures, where they are looked at.
     """
     check_parameters(recipe)  # before any picture is decoded
     team = team or Team()
@@ -129,17 +133,42 @@ def train_run(
         listener=listener,
     )
     model.eval()
-    scores = score_split(model, splits, "test", evaluate, team) if test else None
-    if scores is not None and team.leads:
-        note_test_look(folder, scores)
+    calibration = None
     if calibrate is not None and held is not None:
         rows = held.embedded(model, team)
         calibration = calibrate(rows, held.images.known_labels) if team.leads else None
-        if calibration is not None:
-            write_json(folder / "calibration.json", calibration)
+    if calibration is not None:
+        write_json(folder / "calibration.json", calibration)
+    scores = None
+    if test:
+        checked = check if calibration is not None else None
+        scores = _test_scores(folder, model, splits, evaluate, checked, team)
     if team.leads:
         report_run(folder, model, splits)
     return Outcome(fitted, model, splits, None if scores is None else flat_scores(scores))
+
+
+def _test_scores(
+    folder: Path,
+    model: Embedder,
+    splits: Splits,
+    evaluate: Evaluate,
+    check: Check | None,
+    team: Team,
+) -> Any:
+    """The scores on the test classes; the look is noted, and how far the probabilities held."""
+    reliability: Mapping[str, Any] | None = None
+
+    def evaluate_and_check(*rows: Any, **gallery: Any) -> Any:
+        nonlocal reliability
+        if check is not None:  # here, where the test pictures are embedded already
+            reliability = check(folder / "calibration.json", *rows, **gallery)
+        return evaluate(*rows, **gallery)
+
+    scores = score_split(model, splits, "test", evaluate_and_check, team)
+    if team.leads:
+        note_test_look(folder, scores, reliability)
+    return scores
 
 
 def _check_classes(recipe: Recipe, images: ImageSet) -> None:

@@ -53,6 +53,23 @@ def test_training_leaves_constants_and_probabilities(finished: Path) -> None:
     assert "Calibration error" in report
 
 
+def test_a_run_that_looks_at_the_test_shows_how_far_probabilities_hold_there(
+    finished: Path, tmp_path: Path
+) -> None:
+    shown = "Share of right results against the probability said"
+    assert (finished / "report.html").read_text().count(shown) == 1
+    data, out = str(read_record(finished)["recipe"]["data"]), tmp_path / "run"
+    assert run(["train", data, *SMALL, "--out", str(out), "--test"]) == 0
+    record = read_record(out)
+    found = record["test_reliability"]
+    assert sum(found["counts"]) == 10 * record["test_conditions"]["queries"]
+    assert record["test_looks"] == 1
+    report = (out / "report.html").read_text()
+    assert report.count(shown) == 2
+    assert "on test classes, which nothing was learned from" in report
+    assert f"Calibration error {found['ece']:.3f}" in report
+
+
 def test_an_analysis_writes_numbers_figures_and_a_page(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
