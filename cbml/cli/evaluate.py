@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cbml.data import Splits
     from cbml.training import Recipe
 
 __all__ = ["verb"]
@@ -56,6 +59,7 @@ def verb(
     from cbml.models import Embedder
     from cbml.training import note_test_look, score_conditions, score_split
     from cbml.training.assembly import flat_scores, load_splits
+    from cbml.training.scoring import shows_test_pictures
     from cbml.training.views import report_run
 
     model = Embedder.load(model_folder(run))
@@ -68,6 +72,8 @@ def verb(
     if data is None and chosen in ("test", "all"):
         note_test_look(run, found if chosen == "test" else None)
         report_run(run, model, splits)
+    elif data is not None and shows_test_pictures(run, _paths(splits, chosen)):
+        note_test_look(run)
     scores, conditions = flat_scores(found), score_conditions(found)
     if as_json:
         facts = {"run": str(run), "data": recipe.data, "split": chosen}
@@ -77,6 +83,13 @@ def verb(
         print(f"{name:<12} {value:.4f}")
     for name, value in conditions.items():
         print(f"  {name.replace('_', ' ')}: {value:,}")
+
+
+def _paths(splits: "Splits", chosen: str) -> "Iterator[Path]":
+    wanted = ("test", "query", "gallery") if chosen == "test" else (chosen,)
+    for name, images in splits.parts().items():
+        if chosen == "all" or name in wanted:
+            yield from images.paths
 
 
 def _recipe(run: Path, data: str | None, allow_partial: bool) -> "Recipe":

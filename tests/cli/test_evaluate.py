@@ -60,6 +60,9 @@ def test_only_test_looks_are_counted(finished: Path, capsys: pytest.CaptureFixtu
     assert {name: seen[name] for name in settings} == settings
     assert run(["evaluate", str(finished), "--split", "all"]) == 0
     assert read_record(finished)["test_looks"] == 3
+    data = read_record(finished)["recipe"]["data"]  # the same pictures by another way
+    assert run(["evaluate", str(finished), data]) == 0
+    assert read_record(finished)["test_looks"] == 4
 
 
 def test_other_pictures_are_scored_whole(
