@@ -73,8 +73,8 @@ class Sides:
     @property
     def classes(self) -> int:
         """How many there are on both sides together."""
-        known = self.codes if self.gallery_codes is None else (*self.codes, *self.gallery_codes)
-        return len(np.unique(known))
+        known = [self.codes] if self.gallery_codes is None else [self.codes, self.gallery_codes]
+        return len(np.unique(np.concatenate(known)))
 
     def halves(self, seed: int) -> list["Sides"]:
         """The pictures of each half of the classes.
