@@ -59,7 +59,8 @@ class MonotoneCurve:
         ]
         weight = sums[0] + sums[1]
         used = weight > 0
-        places = sums[2][used] / weight[used]
+        # Equal scores in two groups may have means that differ in their last bit.
+        places = np.maximum.accumulate(sums[2][used] / weight[used])
         level = (sums[0][used] + 0.5) / (weight[used] + 1.0)
         level = IsotonicRegression().fit_transform(places, level, sample_weight=weight[used])
         return cls(tuple(places.tolist()), tuple(np.log(level / (1.0 - level)).tolist()))

@@ -167,6 +167,17 @@ def test_for_gallery_without_labels_keeps_the_expected_number(fitted: MatchProba
         fitted.for_gallery(rows, positives=0.0)
 
 
+@pytest.mark.parametrize("copies", [30, 60, 100])
+def test_a_set_with_many_identical_pictures_can_be_learned_from(copies: int) -> None:
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        labels = np.repeat(np.arange(40), 6)
+        rows = random.normal(size=(40, 8))[labels] + 0.6 * random.normal(size=(240, 8))
+        rows[random.permutation(240)[:copies]] = random.normal(size=8)
+        said = MatchProbability.fit(rows.astype(np.float32), labels).probability([0.9, 0.5])
+        assert 0.0 < said[1] <= said[0] < 1.0
+
+
 def test_save_and_load(fitted: MatchProbability, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     for one in (fitted, dataclasses.replace(fitted, curve=None)):
