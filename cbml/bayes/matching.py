@@ -154,7 +154,8 @@ class MatchProbability:
 
         A gallery whose labels give enough right results (200 pictures with another of their class,
         of 20 classes) teaches its own weights: nothing knows better which of its classes look
-        alike. Otherwise the weights stay.
+        alike. Otherwise the weights stay, and so does the prior where the labels have nothing to
+        do with looks.
 
         Args:
             embeddings: what will be searched. (N, D)
@@ -167,10 +168,13 @@ class MatchProbability:
         if labels is not None:
             names = as_labels(labels, len(rows), "labels")
             sizes = np.unique(names, return_counts=True)[1]
-            if sizes[sizes > 1].sum() >= ENOUGH_PICTURES and (sizes > 1).sum() >= ENOUGH_CLASSES:
-                base = MatchProbability.fit(rows, names)
-            if positives is None:
-                positives = float(np.square(sizes).sum() / len(rows))
+            try:
+                if _teaches(sizes):
+                    base = MatchProbability.fit(rows, names)
+                if positives is None:
+                    positives = float(np.square(sizes).sum() / len(rows))
+            except BadData:  # labels that similarity tells nothing of, such as dates, are as none
+                pass
         expected = base.fitted_positives if positives is None else positives
         if not (math.isfinite(expected) and expected > 0.0):
             raise ValueError(f"positives must be a finite number above zero, got {expected}")
@@ -228,6 +232,12 @@ class MatchProbability:
 
 
 _NUMBERS = ("typical_background", "fitted_positives", "positives")
+
+
+def _teaches(sizes: NDArray[np.int64]) -> bool:
+    """Whether classes of these sizes give enough right results to learn from."""
+    shared = sizes[sizes > 1]
+    return bool(shared.sum() >= ENOUGH_PICTURES and len(shared) >= ENOUGH_CLASSES)
 
 
 def _unit(embeddings: Matrix) -> Rows:

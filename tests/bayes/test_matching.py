@@ -158,6 +158,17 @@ def test_a_gallery_with_labels_teaches_its_own_weights(fitted: MatchProbability)
     assert few.line == other.line
 
 
+def test_labels_that_have_nothing_to_do_with_looks_are_as_none(fitted: MatchProbability) -> None:
+    """Folders by date, say: a gallery of them gets the probabilities it came with."""
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(400, 8)).astype(np.float32)
+    rows[1::2] = -rows[::2]  # the farthest picture has the same label, the nearest never
+    dated = np.arange(400) // 2
+    with pytest.raises(BadData):
+        MatchProbability.fit(rows, dated)
+    assert fitted.for_gallery(rows, dated) == fitted.for_gallery(rows)
+
+
 def test_for_gallery_without_labels_keeps_the_expected_number(fitted: MatchProbability) -> None:
     rows, _ = crowded(3)
     assert fitted.for_gallery(rows).positives == fitted.positives
