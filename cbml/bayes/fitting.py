@@ -18,6 +18,8 @@ Numbers = NDArray[np.float64]
 # The crowd of a query: so many results, the first of them behind nearly all that can be right.
 CROWD = 10
 SPARE = 1.5
+# No list is looked at farther than this: classes may have any number of pictures.
+DEEPEST = 1000
 
 
 class Line(NamedTuple):
@@ -65,7 +67,8 @@ def crowd_ranks(positives: NDArray[np.int64], pictures: int) -> tuple[int, int]:
         positives: how many right results there are for each query. (Q,)
         pictures: that a search can find.
     """
-    first = max(CROWD, int(np.ceil(SPARE * np.percentile(positives, 90))))
+    first = int(np.ceil(SPARE * np.percentile(positives, 90)))
+    first = min(max(first, CROWD), DEEPEST)
     if pictures < first + CROWD:  # a small set: the farther half of it
         return min(first, pictures // 2), pictures
     return first, first + CROWD
@@ -94,6 +97,7 @@ def choose_fit(
     matches: NDArray[np.bool_],
     classes: NDArray[np.int64],
     *,
+    counts: ArrayLike = 1.0,
     seed: int,
 ) -> Fit:
     """The line, with the curve where that says more about queries of classes it has not seen.
@@ -105,26 +109,29 @@ def choose_fit(
         background: of queries. (Q, 1)
         matches: whether each result is right. (Q, K)
         classes: of the queries. (Q,)
+        counts: how many results each one stands for, where lists were thinned. (K,)
         seed: of the halves.
     """
     s, b = np.asarray(similarities, dtype=np.float64), np.asarray(background, dtype=np.float64)
+    counts = np.broadcast_to(np.asarray(counts, dtype=np.float64), s.shape)
     known, codes = np.unique(classes, return_inverse=True)
     halves = (np.random.default_rng(seed).permutation(len(known)) % 2)[codes]
     plain, curved = np.empty(s.shape), np.empty(s.shape)
     for half in (0, 1):
         taught, judged = halves != half, halves == half
-        line = _fit_line(s[taught], b[taught], matches[taught])
-        curve = _fit_curve(line.score(s[taught], b[taught]), matches[taught])
+        line = _fit_line(s[taught], b[taught], matches[taught], counts[taught])
+        curve = _fit_curve(line.score(s[taught], b[taught]), matches[taught], counts[taught])
         plain[judged] = line.score(s[judged], b[judged])
         curved[judged] = curve(plain[judged])
-    checks = [Reliability.of(expit(odds), matches, ~matches) for odds in (plain, curved)]
-    line = _fit_line(s, b, matches)
+    seen = matches * counts, ~matches * counts
+    checks = [Reliability.of(expit(odds), *seen) for odds in (plain, curved)]
+    line = _fit_line(s, b, matches, counts)
     if checks[0].log_loss <= checks[1].log_loss:
         return Fit(line, None, checks[0])
-    return Fit(line, _fit_curve(line.score(s, b), matches), checks[1])
+    return Fit(line, _fit_curve(line.score(s, b), matches, counts), checks[1])
 
 
-def _fit_line(s: Numbers, b: Numbers, matches: NDArray[np.bool_]) -> Line:
+def _fit_line(s: Numbers, b: Numbers, matches: NDArray[np.bool_], counts: Numbers) -> Line:
     if matches.all() or not matches.any():
         raise BadData(
             "labels: too few classes to learn probabilities from: half of them has no right or no "
@@ -134,7 +141,7 @@ def _fit_line(s: Numbers, b: Numbers, matches: NDArray[np.bool_]) -> Line:
     center, scale = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
     # So weak a penalty only keeps the weights finite where the classes are perfectly apart.
     model = LogisticRegression(C=1e4, max_iter=1000).fit(
-        (features - center) / scale, matches.ravel()
+        (features - center) / scale, matches.ravel(), sample_weight=counts.ravel()
     )
     weights = model.coef_[0] / scale
     if not weights[0] > 0.0:
@@ -143,5 +150,6 @@ def _fit_line(s: Numbers, b: Numbers, matches: NDArray[np.bool_]) -> Line:
     return Line(float(weights[0]), float(weights[1]), constant)
 
 
-def _fit_curve(scores: Numbers, matches: NDArray[np.bool_]) -> MonotoneCurve:
-    return MonotoneCurve.of(scores.ravel(), matches.ravel(), ~matches.ravel())
+def _fit_curve(scores: Numbers, matches: NDArray[np.bool_], counts: Numbers) -> MonotoneCurve:
+    seen = (matches * counts).ravel(), (~matches * counts).ravel()
+    return MonotoneCurve.of(scores.ravel(), *seen)

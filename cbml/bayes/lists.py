@@ -8,10 +8,12 @@ from numpy.typing import NDArray
 from cbml.bayes.pairs import Rows, Whole
 from cbml.index import Index
 
-__all__ = ["Lists", "nearest_lists"]
+__all__ = ["Lists", "nearest_lists", "ranks_to_learn_from"]
 
 # Lists of so many queries tell enough, and a million pictures are searched in a minute.
 QUERIES = 2048
+# Of a longer list the first so many results are learned from, and as many that stand for the rest.
+FIRST = 64
 
 
 class Lists(NamedTuple):
@@ -35,6 +37,30 @@ class Lists(NamedTuple):
         """
         right: NDArray[np.bool_] = labels[self.neighbours] == labels[self.queries][:, None]
         return right
+
+    def at(self, ranks: Whole) -> "Lists":
+        """Only the results at some ranks.
+
+        Args:
+            ranks: from 0, ascending. (K,)
+        """
+        return Lists(self.queries, self.similarities[:, ranks], self.neighbours[:, ranks])
+
+
+def ranks_to_learn_from(depth: int) -> tuple[Whole, Whole]:
+    """Ranks of a list, and how many ranks each of them stands for.
+
+    Args:
+        depth: how long the list is.
+    """
+    if depth <= 2 * FIRST:
+        return np.arange(depth), np.ones(depth, dtype=np.int64)
+    edges = np.linspace(FIRST, depth, FIRST + 1).astype(np.int64)
+    middles, sizes = (edges[:-1] + edges[1:]) // 2, np.diff(edges)
+    return (
+        np.concatenate([np.arange(FIRST), middles]),
+        np.concatenate([np.ones(FIRST, dtype=np.int64), sizes]),
+    )
 
 
 def nearest_lists(rows: Rows, depth: int, *, seed: int = 0) -> Lists:

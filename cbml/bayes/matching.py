@@ -12,7 +12,7 @@ from scipy.special import expit
 
 from cbml.bayes.curve import MonotoneCurve
 from cbml.bayes.fitting import Line, backgrounds, choose_fit, crowd_ranks
-from cbml.bayes.lists import nearest_lists
+from cbml.bayes.lists import nearest_lists, ranks_to_learn_from
 from cbml.bayes.pairs import Rows
 from cbml.bayes.records import read_sealed, sealed
 from cbml.bayes.reliability import Reliability
@@ -99,8 +99,15 @@ class MatchProbability:
         crowd = crowd_ranks(others, len(rows) - 1)
         lists = nearest_lists(rows, crowd[1], seed=seed)
         background = backgrounds(lists.similarities, crowd, 0.0)
+        ranks, counts = ranks_to_learn_from(lists.similarities.shape[1])
+        lists = lists.at(ranks)
         found = choose_fit(
-            lists.similarities, background, lists.matches(codes), codes[lists.queries], seed=seed
+            lists.similarities,
+            background,
+            lists.matches(codes),
+            codes[lists.queries],
+            counts=counts,
+            seed=seed,
         )
         expected = float(others.mean())
         return cls(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from cbml import MatchProbability, PairStatistics
 from cbml.bayes import Reliability
 from cbml.bayes.analysis import analyze_set, check_posteriors, check_results
 from cbml.bayes.fitting import backgrounds, crowd_ranks
-from cbml.bayes.lists import nearest_lists
+from cbml.bayes.lists import nearest_lists, ranks_to_learn_from
 from cbml.bayes.records import sealed
 from cbml.errors import BadData, DamagedFile
 from tests.bayes.cases import Set, crowded
@@ -69,6 +70,7 @@ def test_the_crowd_is_behind_what_can_be_right() -> None:
     assert crowd_ranks(np.full(50, 3), 1000) == (10, 20)
     assert crowd_ranks(np.full(50, 60), 1000) == (90, 100)
     assert crowd_ranks(np.full(4, 1), 7) == (3, 7)
+    assert crowd_ranks(np.full(9, 50_000), 10**6) == (1000, 1010)
     lists = np.array([[0.9, 0.8, 0.4, 0.2], [0.9, 0.8, 0.4, -np.inf], [0.9, 0.8, *[-np.inf] * 2]])
     assert backgrounds(lists, (2, 4), 0.77).ravel().tolist() == pytest.approx([0.3, 0.4, 0.77])
 
@@ -187,6 +189,32 @@ def test_a_set_with_many_identical_pictures_can_be_learned_from(copies: int) -> 
         rows[random.permutation(240)[:copies]] = random.normal(size=8)
         said = MatchProbability.fit(rows.astype(np.float32), labels).probability([0.9, 0.5])
         assert 0.0 < said[1] <= said[0] < 1.0
+
+
+def test_ranks_to_learn_from_stand_for_the_whole_list() -> None:
+    for depth in (3, 128, 129, 1010):
+        ranks, counts = ranks_to_learn_from(depth)
+        assert counts.sum() == depth
+        assert len(ranks) <= 128
+        assert (np.diff(ranks) > 0).all()
+        assert ranks[-1] < depth
+        # Each stands for the ranks around it.
+        assert (ranks * counts).sum() == pytest.approx(depth * (depth - 1) / 2, rel=0.02)
+
+
+def test_large_classes_take_no_more_memory() -> None:
+    """Lists that reach behind classes of 2,000 pictures would fill 680 megabytes."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), 2000)
+    rows = random.normal(size=(4, 4))[labels] + random.normal(size=(8000, 4))
+    tracemalloc.start()
+    try:
+        learned = MatchProbability.fit(rows.astype(np.float32), labels)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert learned.depth == 1010
+    assert peak < 120e6
 
 
 def test_save_and_load(fitted: MatchProbability, tmp_path: Path) -> None:
