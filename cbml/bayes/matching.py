@@ -22,7 +22,7 @@ from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
 
 __all__ = ["MatchProbability"]
 
-KIND = "cbml match probability 1"
+KIND, EARLIER = "cbml match probability 2", "cbml match probability 1"
 # What a gallery with labels must have to teach its own weights.
 ENOUGH_PICTURES, ENOUGH_CLASSES = 200, 20
 
@@ -47,6 +47,7 @@ class MatchProbability:
         typical_background: for lists that end before the crowd begins.
         fitted_positives: R where the weights were fitted.
         positives: R where they are used.
+        own_positives: R for queries that are among the pictures searched, and left out.
         check: how far the probabilities held on classes left out while fitting.
         source: the line of the first fit, which `for_gallery` keeps, to know it again by.
     """
@@ -57,6 +58,7 @@ class MatchProbability:
     typical_background: float
     fitted_positives: float
     positives: float
+    own_positives: float
     check: Reliability = field(repr=False)
     source: Line = field(repr=False)
 
@@ -67,10 +69,11 @@ class MatchProbability:
             self.typical_background,
             self.fitted_positives,
             self.positives,
+            self.own_positives,
         )
         if not all(map(math.isfinite, numbers)):
             raise ValueError("line, typical_background and positives must be finite numbers")
-        if min(self.fitted_positives, self.positives) <= 0.0:
+        if min(self.fitted_positives, self.positives, self.own_positives) <= 0.0:
             raise ValueError("positives must be above zero")
         if not 0 <= self.crowd[0] < self.crowd[1]:
             raise ValueError(f"crowd must be ascending ranks, got {self.crowd}")
@@ -117,6 +120,7 @@ class MatchProbability:
             typical_background=float(background.mean()),
             fitted_positives=expected,
             positives=expected,
+            own_positives=expected,
             check=found.check,
             source=found.line,
         )
@@ -132,7 +136,11 @@ class MatchProbability:
         return backgrounds(ordered, self.crowd, self.typical_background)
 
     def probability(
-        self, similarities: ArrayLike, *, background: ArrayLike | None = None
+        self,
+        similarities: ArrayLike,
+        *,
+        background: ArrayLike | None = None,
+        own: bool = False,
     ) -> NDArray[np.float64]:
         """The probability of each result to be of its query's class.
 
@@ -142,6 +150,8 @@ class MatchProbability:
             background: of the queries, as `background` gives it for their unfiltered results. Taken
                 from the similarities when None: then they must be the nearest results, unfiltered,
                 and at least `depth` of them or all there are. (..., 1)
+            own: whether the queries are among the pictures searched, and left out of their results:
+                then there is one right picture less to be found.
         """
         s = np.atleast_1d(np.asarray(similarities, dtype=np.float64))
         if np.isnan(s).any():
@@ -150,7 +160,8 @@ class MatchProbability:
         odds = self.line.score(s, around)
         if self.curve is not None:
             odds = np.where(np.isfinite(odds), self.curve(odds), odds)
-        shift = math.log(self.positives / self.fitted_positives)
+        expected = self.own_positives if own else self.positives
+        shift = math.log(expected / self.fitted_positives)
         probability: NDArray[np.float64] = expit(odds + shift)
         return probability.reshape(np.shape(similarities))
 
@@ -167,11 +178,12 @@ class MatchProbability:
         Args:
             embeddings: what will be searched. (N, D)
             labels: one per row, where they are known: a query of one of their classes can expect
-                Σ n_c² / N right pictures. (N,)
+                Σ n_c² / N right pictures, and one that is among them itself Σ n_c (n_c - 1) / N.
+                (N,)
             positives: R, how many right pictures a query can expect; as where it was fitted when
                 neither this nor labels are given.
         """
-        rows, base = _unit(embeddings), self
+        rows, base, own_positives = _unit(embeddings), self, positives
         if labels is not None:
             names = as_labels(labels, len(rows), "labels")
             sizes = np.unique(names, return_counts=True)[1]
@@ -180,17 +192,24 @@ class MatchProbability:
                     base = MatchProbability.fit(rows, names)
                 if positives is None:
                     positives = float(np.square(sizes).sum() / len(rows))
+                    # Where no two pictures share a class, almost nothing is right.
+                    own_positives = max(positives - 1.0, 1.0 / len(rows))
             except BadData:  # labels that similarity tells nothing of, such as dates, are as none
                 pass
         expected = base.fitted_positives if positives is None else positives
         if not (math.isfinite(expected) and expected > 0.0):
             raise ValueError(f"positives must be a finite number above zero, got {expected}")
+        own = expected if own_positives is None else own_positives
         typical = base.typical_background
         if base is self and len(rows) > self.crowd[0] + 1:
             lists = nearest_lists(rows, self.depth)
             typical = float(backgrounds(lists.similarities, self.crowd, typical).mean())
         return dataclasses.replace(
-            base, positives=expected, typical_background=typical, source=self.source
+            base,
+            positives=expected,
+            own_positives=own,
+            typical_background=typical,
+            source=self.source,
         )
 
     def as_record(self) -> dict[str, Any]:
@@ -218,12 +237,12 @@ class MatchProbability:
 
     @classmethod
     def load(cls, path: Path | str) -> "MatchProbability":
-        """Read what `save` wrote; a file that is damaged or something else is refused.
+        """Read what `save` wrote, now or before; what is damaged or something else is refused.
 
         Args:
             path: of the file.
         """
-        facts = read_sealed(Path(path), KIND)
+        facts = _read(Path(path))
         try:
             points = facts["curve"]
             return cls(
@@ -238,7 +257,18 @@ class MatchProbability:
             raise DamagedFile(f"{path}: not what this program writes ({error})") from None
 
 
-_NUMBERS = ("typical_background", "fitted_positives", "positives")
+_NUMBERS = ("typical_background", "fitted_positives", "positives", "own_positives")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The facts of a file of today's kind or of the earlier one, which had one prior."""
+    try:
+        return read_sealed(path, KIND)
+    except DamagedFile:
+        if f'"{EARLIER}"' not in path.read_text(encoding="utf-8", errors="replace"):
+            raise
+    facts = read_sealed(path, EARLIER)
+    return {"own_positives": facts.get("positives"), **facts}
 
 
 def _teaches(sizes: NDArray[np.int64]) -> bool:

@@ -176,19 +176,21 @@ class Gallery:
         return self.state.calibration is not None
 
     def probabilities(
-        self, similarities: NDArray[np.float32], ranking: Ranking
+        self, query: Query, similarities: NDArray[np.float32], ranking: Ranking
     ) -> NDArray[np.float64] | None:
         """How probable it is that each result belongs with the query; None without a calibration.
 
         Args:
-            similarities: of some results of a query. (K,)
-            ranking: all results of that query, unfiltered: they tell what its similarities mean.
+            query: what was searched with.
+            similarities: of some of its results. (K,)
+            ranking: all of its results, unfiltered: they tell what its similarities mean.
         """
         calibration = self.state.calibration
         if calibration is None:
             return None
         background = calibration.background(ranking.similarities[: calibration.depth])
-        return calibration.probability(similarities, background=background)
+        own = query.place is not None
+        return calibration.probability(similarities, background=background, own=own)
 
     def model(self) -> Embedder:
         """The model, read at its first use."""

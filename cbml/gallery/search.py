@@ -85,7 +85,7 @@ def answered(gallery: "Gallery", query: Query, wish: Wish, ranking: Ranking) -> 
     allowed[gallery.places(label=wish.label, text=wish.text)] = True
     candidates = _passing(gallery, query, ranking, allowed, wish.k)
     if wish.min_probability is not None:
-        probable = gallery.probabilities(candidates.similarities, ranking)
+        probable = gallery.probabilities(query, candidates.similarities, ranking)
         if probable is not None:
             candidates = candidates.chosen(probable >= wish.min_probability)
     candidates = candidates.chosen(slice(wish.k * (SPARE if wish.hide_duplicates else 1)))
@@ -156,7 +156,7 @@ def _results(
     duplicate: NDArray[np.bool_],
 ) -> tuple[Result, ...]:
     own = -1 if query.place is None else int(gallery.codes[query.place])
-    probable = gallery.probabilities(chosen.similarities, ranking)
+    probable = gallery.probabilities(query, chosen.similarities, ranking)
     results = []
     for number, place in enumerate(chosen.places.tolist()):
         picture, code = gallery.pictures[place], int(gallery.codes[place])

@@ -138,6 +138,23 @@ def test_a_gallery_with_fewer_right_pictures_lowers_the_odds(fitted: MatchProbab
     assert after.ece < 0.6 * before.ece
 
 
+def test_a_picture_of_the_gallery_has_one_right_picture_less_to_find() -> None:
+    """With two pictures of each class that is half of what a stranger finds."""
+    rows, labels = crowded(0, each=2)
+    ready = MatchProbability.fit(*crowded(1, each=2)).for_gallery(rows, labels)
+    assert (ready.positives, ready.own_positives) == (2.0, 1.0)
+    lists = nearest_lists(unit(rows), ready.depth)
+    right = lists.matches(labels)[:, :10]
+    stranger, own = (
+        Reliability.of(ready.probability(lists.similarities, own=own)[:, :10], right, ~right)
+        for own in (False, True)
+    )
+    assert own.ece < 0.4 * stranger.ece
+    lone = ready.for_gallery(rows[::2], labels[::2])
+    assert lone.positives == 1.0
+    assert 0.0 < lone.own_positives < 0.01
+
+
 def test_a_gallery_with_labels_teaches_its_own_weights(fitted: MatchProbability) -> None:
     """What was learned elsewhere is far too sure of itself here."""
     rows, labels = crowded(6)
@@ -224,6 +241,19 @@ def test_save_and_load(fitted: MatchProbability, tmp_path: Path) -> None:
         assert MatchProbability.load(path) == one
 
 
+def test_a_file_of_the_earlier_kind_is_read(fitted: MatchProbability, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    facts = dict(fitted.as_record())
+    for name in ("kind", "sha256", "own_positives"):
+        del facts[name]
+    facts["line"], facts["source"] = facts["line"][:3], facts["source"][:3]
+    path.write_text(json.dumps(sealed("cbml match probability 1", facts)))
+    assert MatchProbability.load(path) == fitted
+    path.write_text(path.read_text().replace('"positives": 5.0', '"positives": 6.0'))
+    with pytest.raises(DamagedFile, match="altered"):
+        MatchProbability.load(path)
+
+
 def test_altered_files_are_refused(fitted: MatchProbability, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     fitted.save(path)
@@ -235,11 +265,11 @@ def test_altered_files_are_refused(fitted: MatchProbability, tmp_path: Path) -> 
         text[: len(text) // 2],
         text.replace("match probability", "index"),
         text.replace('"positives": 5.0', '"positives": 6.0'),
-        json.dumps(sealed("cbml match probability 1", {"line": [1.0]})),
-        json.dumps(sealed("cbml match probability 1", {**fitted.as_record(), "line": [1.0, 2.0]})),
-        json.dumps(sealed("cbml match probability 1", {**fitted.as_record(), "crowd": [30, 4]})),
-        json.dumps(sealed("cbml match probability 1", {**fitted.as_record(), "positives": -1.0})),
-        json.dumps(sealed("cbml match probability 1", {**fitted.as_record(), "curve": [[1], []]})),
+        json.dumps(sealed("cbml match probability 2", {"line": [1.0]})),
+        json.dumps(sealed("cbml match probability 2", {**fitted.as_record(), "line": [1.0, 2.0]})),
+        json.dumps(sealed("cbml match probability 2", {**fitted.as_record(), "crowd": [30, 4]})),
+        json.dumps(sealed("cbml match probability 2", {**fitted.as_record(), "positives": -1.0})),
+        json.dumps(sealed("cbml match probability 2", {**fitted.as_record(), "curve": [[1], []]})),
     ]
     for content in damaged:
         assert content != text

@@ -11,7 +11,7 @@ from PIL import Image
 
 from cbml.bayes import MatchProbability
 from cbml.errors import BadData
-from cbml.gallery import Gallery, Wish, build, likeness, list_pictures, search
+from cbml.gallery import Gallery, Query, Wish, build, likeness, list_pictures, search
 from cbml.gallery.compare import compared, counterparts
 from cbml.gallery.layout import _descend, _gradient, _joint, layout
 from cbml.gallery.likeness import look_of, repeated
@@ -261,9 +261,14 @@ def test_probabilities_are_those_of_the_calibration(folder: Path, tmp_path: Path
         fitted = calibration.for_gallery(opened.store.vectors(opened.ids), names)
         query = opened.picture_query(0)
         everything = opened.search(query, Wish(k=500)).results
-        expected = fitted.probability(np.array([result.similarity for result in everything]))
+        similarities = np.array([result.similarity for result in everything])
+        expected = fitted.probability(similarities, own=True)
         found = np.array([result.probability for result in everything])
         np.testing.assert_allclose(found, expected, atol=1e-6)
+        # As a picture from elsewhere it has one more right picture to find.
+        stranger = opened.search(Query(query.vector, query.look), Wish(k=500)).results
+        by_id = {result.id: result.probability or 0 for result in stranger}
+        assert all(by_id[result.id] > (result.probability or 0) for result in everything)
         limit = float(np.median(found))
         some = opened.search(query, Wish(k=500, min_probability=limit))
         assert [result.id for result in some.results] == [
