@@ -24,7 +24,7 @@ __all__ = ["MatchProbability"]
 
 KIND, EARLIER = "cbml match probability 2", "cbml match probability 1"
 # What a gallery with labels must have to teach its own weights.
-ENOUGH_PICTURES, ENOUGH_CLASSES = 200, 20
+ENOUGH_PICTURES, ENOUGH_CLASSES = 200, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class MatchProbability:
         curve: from the line's log odds to better ones; None where the line is as good.
         crowd: begin and end of the ranks of the crowd.
         typical_background: for lists that end before the crowd begins.
-        fitted_positives: R where the weights were fitted.
+        fitted_positives: R where the weights were fitted, for this crowd.
         positives: R where they are used.
         own_positives: R for queries that are among the pictures searched, and left out.
         check: how far the probabilities held on classes left out while fitting.
@@ -171,9 +171,9 @@ class MatchProbability:
         """Probabilities for searches in another set than the one fitted on.
 
         A gallery whose labels give enough right results (200 pictures with another of their class,
-        of 20 classes) teaches its own weights: nothing knows better which of its classes look
-        alike. Otherwise the weights stay, and so does the prior where the labels have nothing to
-        do with looks.
+        of 5 classes) teaches its own weights: nothing knows better which of its classes look alike.
+        Otherwise the weights stay, and so does the prior where the labels have nothing to do with
+        looks. The crowd moves back where queries can expect more right pictures than lie before it.
 
         Args:
             embeddings: what will be searched. (N, D)
@@ -184,9 +184,14 @@ class MatchProbability:
                 neither this nor labels are given.
         """
         rows, base, own_positives = _unit(embeddings), self, positives
+        crowd = self.crowd
+        if positives is not None:
+            if not (math.isfinite(positives) and positives > 0.0):
+                raise ValueError(f"positives must be a finite number above zero, got {positives}")
+            crowd = crowd_ranks(np.array([positives]), len(rows) - 1)
         if labels is not None:
             names = as_labels(labels, len(rows), "labels")
-            sizes = np.unique(names, return_counts=True)[1]
+            _, codes, sizes = np.unique(names, return_inverse=True, return_counts=True)
             try:
                 if _teaches(sizes):
                     base = MatchProbability.fit(rows, names)
@@ -194,22 +199,35 @@ class MatchProbability:
                     positives = float(np.square(sizes).sum() / len(rows))
                     # Where no two pictures share a class, almost nothing is right.
                     own_positives = max(positives - 1.0, 1.0 / len(rows))
+                    crowd = crowd_ranks(sizes[codes] - 1, len(rows) - 1)
             except BadData:  # labels that similarity tells nothing of, such as dates, are as none
                 pass
-        expected = base.fitted_positives if positives is None else positives
-        if not (math.isfinite(expected) and expected > 0.0):
-            raise ValueError(f"positives must be a finite number above zero, got {expected}")
-        own = expected if own_positives is None else own_positives
-        typical = base.typical_background
-        if base is self and len(rows) > self.crowd[0] + 1:
-            lists = nearest_lists(rows, self.depth)
-            typical = float(backgrounds(lists.similarities, self.crowd, typical).mean())
+        expected = self.fitted_positives if positives is None else positives
+        if base is self:
+            base = self._with_crowd(rows, max(crowd, self.crowd))
         return dataclasses.replace(
             base,
             positives=expected,
-            own_positives=own,
-            typical_background=typical,
+            own_positives=expected if own_positives is None else own_positives,
             source=self.source,
+        )
+
+    def _with_crowd(self, rows: Rows, crowd: tuple[int, int]) -> "MatchProbability":
+        """The same weights for a gallery, and for a crowd farther back.
+
+        Before a crowd so many times farther back lie so many times more wrong results: it takes as
+        many times more right ones for the same odds.
+        """
+        typical = self.typical_background
+        if len(rows) > crowd[0] + 1:
+            lists = nearest_lists(rows, crowd[1])
+            typical = float(backgrounds(lists.similarities, crowd, typical).mean())
+        farther = sum(crowd) / sum(self.crowd)
+        return dataclasses.replace(
+            self,
+            crowd=crowd,
+            typical_background=typical,
+            fitted_positives=self.fitted_positives * farther,
         )
 
     def as_record(self) -> dict[str, Any]:

@@ -173,8 +173,42 @@ def test_a_gallery_with_labels_teaches_its_own_weights(fitted: MatchProbability)
     )
     assert after.ece < 0.05 < before.ece
     assert moved.source == other.source != moved.line
-    few = other.for_gallery(rows[:100], labels[:100])
+    few = other.for_gallery(rows[:190], labels[:190])
     assert few.line == other.line
+
+
+def large() -> Set:
+    """Fifteen classes of a hundred, which are nearly always right."""
+    random = np.random.default_rng(3)
+    labels = np.repeat(np.arange(15), 100)
+    rows = random.normal(size=(15, 12))[labels] + 0.35 * random.normal(size=(1500, 12))
+    return rows.astype(np.float32), labels
+
+
+def test_a_few_large_classes_teach_their_own_weights(fitted: MatchProbability) -> None:
+    rows, labels = large()
+    ready = fitted.for_gallery(rows, labels)
+    assert ready.line != fitted.line
+    assert check_results(ready, rows, labels)[10].ece < 0.02
+    some = labels < 4
+    assert fitted.for_gallery(rows[some], labels[some]).line == fitted.line
+
+
+def test_the_crowd_moves_behind_larger_classes_than_were_learned_from(
+    fitted: MatchProbability,
+) -> None:
+    rows, labels = large()
+    ready = fitted.for_gallery(rows, positives=99.0)
+    assert ready.crowd == (149, 159)
+    stays = dataclasses.replace(fitted, positives=99.0)
+    check, before = (check_results(one, rows, labels)[10] for one in (ready, stays))
+    assert check.ece < 0.02 < 0.1 < before.ece
+    # Before it lie more wrong results, too: the number of right ones alone would say too much.
+    rows, labels = crowded(1, each=60, classes=96)
+    ready = fitted.for_gallery(rows, positives=59.0)
+    boast = dataclasses.replace(ready, fitted_positives=fitted.fitted_positives)
+    check, before = (check_results(one, rows, labels)[10] for one in (ready, boast))
+    assert check.log_loss < 0.8 * before.log_loss
 
 
 def test_labels_that_have_nothing_to_do_with_looks_are_as_none(fitted: MatchProbability) -> None:
@@ -193,8 +227,9 @@ def test_for_gallery_without_labels_keeps_the_expected_number(fitted: MatchProba
     assert fitted.for_gallery(rows).positives == fitted.positives
     assert fitted.for_gallery(rows, positives=2.0).positives == 2.0
     assert fitted.for_gallery(rows[:3]).typical_background == fitted.typical_background
-    with pytest.raises(ValueError, match="positives must be a finite number above zero"):
-        fitted.for_gallery(rows, positives=0.0)
+    for wrong in (0.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="positives must be a finite number above zero"):
+            fitted.for_gallery(rows, positives=wrong)
 
 
 @pytest.mark.parametrize("copies", [30, 60, 100])
