@@ -28,8 +28,8 @@ class MonotoneCurve:
         if not len(self.scores) == len(self.log_odds) > 0:
             raise ValueError("a curve needs as many scores as log_odds, and at least one")
         for name in ("scores", "log_odds"):
-            steps = np.diff(np.array(getattr(self, name), dtype=np.float64))
-            if not (np.isfinite(steps).all() and (steps >= 0.0).all()):
+            numbers = np.array(getattr(self, name), dtype=np.float64)
+            if not (np.isfinite(numbers).all() and (np.diff(numbers) >= 0.0).all()):
                 raise ValueError(f"{name} of a curve must be finite and never fall")
 
     @classmethod

@@ -269,7 +269,7 @@ class MatchProbability:
                 source=Line(*map(float, facts["source"])),
                 curve=None if points is None else MonotoneCurve(*map(tuple, points)),
                 crowd=(int(facts["crowd"][0]), int(facts["crowd"][1])),
-                check=Reliability.of_dict(facts["check"]),
+                check=_check(facts["check"]),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DamagedFile(f"{path}: not what this program writes ({error})") from None
@@ -287,6 +287,24 @@ def _read(path: Path) -> dict[str, Any]:
             raise
     facts = read_sealed(path, EARLIER)
     return {"own_positives": facts.get("positives"), **facts}
+
+
+def _check(facts: dict[str, Any]) -> Reliability:
+    """A check as read from a file, every number looked at."""
+    check = Reliability(
+        said=tuple(map(float, facts["said"])),
+        seen=tuple(map(float, facts["seen"])),
+        counts=tuple(map(int, facts["counts"])),
+        ece=float(facts["ece"]),
+        brier=float(facts["brier"]),
+        log_loss=float(facts["log_loss"]),
+    )
+    if not len(check.said) == len(check.seen) == len(check.counts) > 0:
+        raise ValueError("said, seen and counts of a check must be equally many")
+    numbers = (*check.said, *check.seen, check.ece, check.brier, check.log_loss)
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("numbers of a check must be finite")
+    return check
 
 
 def _teaches(sizes: NDArray[np.int64]) -> bool:

@@ -1,0 +1,115 @@
+"""Match probabilities on disk: what is read back, and what is refused."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbml import MatchProbability
+from cbml.bayes.matching import KIND
+from cbml.bayes.records import sealed
+from cbml.errors import DamagedFile
+from tests.bayes.cases import crowded
+
+
+@pytest.fixture(scope="module")
+def fitted() -> MatchProbability:
+    return MatchProbability.fit(*crowded(0))
+
+
+def test_save_and_load(fitted: MatchProbability, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    for one in (fitted, dataclasses.replace(fitted, curve=None)):
+        one.save(path)
+        assert MatchProbability.load(path) == one
+
+
+def test_a_file_of_the_earlier_kind_is_read(fitted: MatchProbability, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    facts = dict(fitted.as_record())
+    for name in ("kind", "sha256", "own_positives"):
+        del facts[name]
+    facts["line"], facts["source"] = facts["line"][:3], facts["source"][:3]
+    path.write_text(json.dumps(sealed("cbml match probability 1", facts)))
+    assert MatchProbability.load(path) == fitted
+    path.write_text(path.read_text().replace('"positives": 5.0', '"positives": 6.0'))
+    with pytest.raises(DamagedFile, match="altered"):
+        MatchProbability.load(path)
+
+
+def test_altered_files_are_refused(fitted: MatchProbability, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    fitted.save(path)
+    text = path.read_text()
+    damaged = [
+        "",
+        "[]",
+        "{}",
+        text[: len(text) // 2],
+        text.replace("match probability", "index"),
+        text.replace('"positives": 5.0', '"positives": 6.0'),
+    ]
+    for content in damaged:
+        assert content != text
+        path.write_text(content)
+        with pytest.raises(DamagedFile, match=r"calibration\.json"):
+            MatchProbability.load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(DamagedFile):
+        MatchProbability.load(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"line": [1.0, 2.0]},
+        {"line": [1.0, 2.0, math.nan]},
+        {"crowd": [30, 4]},
+        {"crowd": [3]},
+        {"positives": -1.0},
+        {"own_positives": 0.0},
+        {"positives": None},
+        {"curve": [[1], []]},
+        {"curve": [[0.5], [math.nan]]},
+        {"curve": [[math.nan], [0.5]]},
+        {"curve": [[0.0, 1.0], [1.0, 0.0]]},
+        {"check": 5},
+        {"check": {}},
+        {"check": {"said": "all", "seen": "well", "counts": [], "ece": "0", "brier": [], "x": 1}},
+    ],
+)
+def test_a_sealed_file_of_other_content_is_refused(
+    fitted: MatchProbability, tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    path = tmp_path / "calibration.json"
+    facts = {**fitted.as_record(), **wrong}
+    del facts["kind"], facts["sha256"]
+    path.write_text(json.dumps(sealed(KIND, facts)))
+    with pytest.raises(DamagedFile, match="not what this program writes"):
+        MatchProbability.load(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ece": math.nan},
+        {"ece": "small"},
+        {"log_loss": None},
+        {"said": [0.5]},
+        {"counts": ["many"] * 10},
+        {"seen": 0.5},
+    ],
+)
+def test_a_file_with_a_check_of_other_content_is_refused(
+    fitted: MatchProbability, tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    path = tmp_path / "calibration.json"
+    facts = fitted.as_record()
+    del facts["kind"], facts["sha256"]
+    facts["check"] = {**facts["check"], **wrong}
+    path.write_text(json.dumps(sealed(KIND, facts)))
+    with pytest.raises(DamagedFile, match="not what this program writes"):
+        MatchProbability.load(path)
