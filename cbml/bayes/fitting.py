@@ -1,6 +1,6 @@
 """From lists of search results to log odds of a match."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -8,10 +8,11 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from cbml.bayes.curve import MonotoneCurve
+from cbml.bayes.odds import Line, Odds
 from cbml.bayes.reliability import Reliability
 from cbml.errors import BadData
 
-__all__ = ["Fit", "Line", "backgrounds", "choose_fit", "crowd_ranks"]
+__all__ = ["Fit", "Numbers", "Results", "backgrounds", "choose_fit", "crowd_ranks"]
 
 Numbers = NDArray[np.float64]
 
@@ -20,47 +21,51 @@ CROWD = 10
 SPARE = 1.5
 # No list is looked at farther than this: classes may have any number of pictures.
 DEEPEST = 1000
+# Ceilings that are tried: so large a share of the right results lies below.
+SHARES = (1.0, 0.9, 0.75)
 
 
-class Line(NamedTuple):
-    """Log odds as a weighted sum: the linear exponent of Φ, with a centre for each query.
+class Results(NamedTuple):
+    """Results of queries, and whether they were right.
 
     Args:
-        similarity_weight: of the result's similarity, 1/β.
-        background_weight: of the query's background.
-        constant: the rest.
+        features: their similarities, the backgrounds of their queries, and where there are three,
+            their own backgrounds. (F, Q, K)
+        matches: whether each is right. (Q, K)
+        counts: how many results each stands for, where lists were thinned. (Q, K)
     """
 
-    similarity_weight: float
-    background_weight: float
-    constant: float
+    features: Numbers
+    matches: NDArray[np.bool_]
+    counts: Numbers
 
-    def score(self, similarities: ArrayLike, background: ArrayLike) -> Numbers:
-        """The log odds of results.
+    def of(self, queries: NDArray[np.bool_]) -> "Results":
+        """The results of some queries.
 
         Args:
-            similarities: of results. (..., K)
-            background: of their queries. (..., 1)
+            queries: which. (Q,)
         """
-        s, b = (np.asarray(part, dtype=np.float64) for part in (similarities, background))
-        return self.similarity_weight * s + self.background_weight * b + self.constant
+        return Results(self.features[:, queries], self.matches[queries], self.counts[queries])
+
+    @property
+    def seen(self) -> tuple[Numbers, Numbers]:
+        """How many right and wrong results each stands for, (Q, K)."""
+        return self.matches * self.counts, ~self.matches * self.counts
 
 
 class Fit(NamedTuple):
-    """What was learned from lists.
+    """What was learned from results.
 
     Args:
-        line: log odds by similarity and background.
-        curve: from the line's log odds to better ones; None where the line is as good.
+        odds: of a match.
         check: on classes that were held out while fitting.
     """
 
-    line: Line
-    curve: MonotoneCurve | None
+    odds: Odds
     check: Reliability
 
 
-def crowd_ranks(positives: NDArray[np.int64], pictures: int) -> tuple[int, int]:
+def crowd_ranks(positives: NDArray[Any], pictures: int) -> tuple[int, int]:
     """Begin and end of the ranks whose mean similarity is a query's background.
 
     Args:
@@ -74,9 +79,7 @@ def crowd_ranks(positives: NDArray[np.int64], pictures: int) -> tuple[int, int]:
     return first, first + CROWD
 
 
-def backgrounds(
-    similarities: ArrayLike, ranks: tuple[int, int], typical: float
-) -> NDArray[np.float64]:
+def backgrounds(similarities: ArrayLike, ranks: tuple[int, int], typical: float) -> Numbers:
     """The mean similarity of each query's crowd, (..., 1).
 
     Args:
@@ -91,65 +94,66 @@ def backgrounds(
     return np.where(count > 0, total / np.maximum(count, 1), typical)
 
 
-def choose_fit(
-    similarities: ArrayLike,
-    background: ArrayLike,
-    matches: NDArray[np.bool_],
-    classes: NDArray[np.int64],
-    *,
-    counts: ArrayLike = 1.0,
-    seed: int,
-) -> Fit:
-    """The line, with the curve where that says more about queries of classes it has not seen.
+def choose_fit(results: Results, classes: NDArray[np.int64], *, seed: int) -> Fit:
+    """The odds that say most about queries of classes they have not seen.
 
-    Classes are cut in two halves; each half is judged by what the other taught.
+    Lines without and with a ceiling, each without and with a curve. Classes are cut in two halves;
+    each half is judged by what the other taught.
 
     Args:
-        similarities: of results. (Q, K)
-        background: of queries. (Q, 1)
-        matches: whether each result is right. (Q, K)
+        results: what to learn from.
         classes: of the queries. (Q,)
-        counts: how many results each one stands for, where lists were thinned. (K,)
         seed: of the halves.
     """
-    s, b = np.asarray(similarities, dtype=np.float64), np.asarray(background, dtype=np.float64)
-    counts = np.broadcast_to(np.asarray(counts, dtype=np.float64), s.shape)
     known, codes = np.unique(classes, return_inverse=True)
     halves = (np.random.default_rng(seed).permutation(len(known)) % 2)[codes]
-    plain, curved = np.empty(s.shape), np.empty(s.shape)
+    fits = _fits(results, halves, SHARES[0])
+    for share in SHARES[1:]:
+        try:
+            fits += _fits(results, halves, share)
+        except BadData:  # nothing is left to tell below that ceiling
+            continue
+    return min(fits, key=lambda fit: fit.check.log_loss)  # the simplest of equals
+
+
+def _fits(results: Results, halves: NDArray[np.int64], share: float) -> list[Fit]:
+    """The line with the ceiling of one share, and the same with a curve."""
+    said = [np.empty(results.matches.shape) for _ in range(2)]
     for half in (0, 1):
-        taught, judged = halves != half, halves == half
-        line = _fit_line(s[taught], b[taught], matches[taught], counts[taught])
-        curve = _fit_curve(line.score(s[taught], b[taught]), matches[taught], counts[taught])
-        plain[judged] = line.score(s[judged], b[judged])
-        curved[judged] = curve(plain[judged])
-    seen = matches * counts, ~matches * counts
-    checks = [Reliability.of(expit(odds), *seen) for odds in (plain, curved)]
-    line = _fit_line(s, b, matches, counts)
-    if checks[0].log_loss <= checks[1].log_loss:
-        return Fit(line, None, checks[0])
-    return Fit(line, _fit_curve(line.score(s, b), matches, counts), checks[1])
+        judged = results.of(halves == half)
+        for odds, place in zip(_odds(results.of(halves != half), share), said, strict=True):
+            place[halves == half] = odds(*judged.features)
+    checks = [Reliability.of(expit(odds), *results.seen) for odds in said]
+    return list(map(Fit, _odds(results, share), checks))
 
 
-def _fit_line(s: Numbers, b: Numbers, matches: NDArray[np.bool_], counts: Numbers) -> Line:
+def _odds(results: Results, share: float) -> tuple[Odds, Odds]:
+    line = _fit_line(results, share)
+    scores, (right, wrong) = line.score(*results.features), results.seen
+    curve = MonotoneCurve.of(scores.ravel(), right.ravel(), wrong.ravel())
+    return Odds(line), Odds(line, curve)
+
+
+def _fit_line(results: Results, share: float) -> Line:
+    matches = results.matches
     if matches.all() or not matches.any():
         raise BadData(
             "labels: too few classes to learn probabilities from: half of them has no right or no "
             "wrong results; use more validation classes"
         )
-    features = np.stack([s.ravel(), np.broadcast_to(b, s.shape).ravel()], axis=1)
+    ceiling = 1.0
+    if share < 1.0:
+        ceiling = float(np.quantile(results.features[0][matches], share))
+    features = results.features.reshape(len(results.features), -1).T.copy()
+    features[:, 0] = np.minimum(features[:, 0], ceiling)
     center, scale = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
     # So weak a penalty only keeps the weights finite where the classes are perfectly apart.
     model = LogisticRegression(C=1e4, max_iter=1000).fit(
-        (features - center) / scale, matches.ravel(), sample_weight=counts.ravel()
+        (features - center) / scale, matches.ravel(), sample_weight=results.counts.ravel()
     )
     weights = model.coef_[0] / scale
     if not weights[0] > 0.0:
         raise BadData("right results are not more similar than wrong ones: nothing to calibrate")
     constant = float(model.intercept_[0] - weights @ center)
-    return Line(float(weights[0]), float(weights[1]), constant)
-
-
-def _fit_curve(scores: Numbers, matches: NDArray[np.bool_], counts: Numbers) -> MonotoneCurve:
-    seen = (matches * counts).ravel(), (~matches * counts).ravel()
-    return MonotoneCurve.of(scores.ravel(), *seen)
+    result = float(weights[2]) if len(weights) > 2 else 0.0
+    return Line(float(weights[0]), float(weights[1]), constant, result, ceiling)

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cbml.bayes.fitting import Numbers, backgrounds
 from cbml.bayes.pairs import Rows, Whole
 from cbml.index import Index
 
-__all__ = ["Lists", "nearest_lists", "ranks_to_learn_from"]
+__all__ = ["Lists", "crowd_means", "nearest_lists", "ranks_to_learn_from"]
 
 # Lists of so many queries tell enough, and a million pictures are searched in a minute.
 QUERIES = 2048
@@ -74,8 +75,35 @@ def nearest_lists(rows: Rows, depth: int, *, seed: int = 0) -> Lists:
     queries = np.arange(len(rows))
     if len(rows) > QUERIES:
         queries = np.sort(np.random.default_rng(seed).permutation(len(rows))[:QUERIES])
+    return _searched(_indexed(rows), rows, queries, depth)
+
+
+def crowd_means(rows: Rows, places: Whole, crowd: tuple[int, int], typical: float) -> Numbers:
+    """The backgrounds of pictures of a set, in it, of the shape of the places.
+
+    Args:
+        rows: unit rows. (N, D)
+        places: of the pictures, in any number and order; below zero for none.
+        crowd: begin and end of the ranks of the crowd.
+        typical: where there is no picture or no crowd.
+    """
+    wanted, back = np.unique(places, return_inverse=True)
+    found, index = np.full(len(wanted), typical), _indexed(rows)
+    begin = int(np.searchsorted(wanted, 0))
+    for start in range(begin, len(wanted), QUERIES):
+        block = slice(start, start + QUERIES)
+        lists = _searched(index, rows, wanted[block], crowd[1])
+        found[block] = backgrounds(lists.similarities, crowd, typical)[:, 0]
+    return found[back].reshape(places.shape)
+
+
+def _indexed(rows: Rows) -> Index:
     index = Index(rows.shape[1])
     index.add(rows)
+    return index
+
+
+def _searched(index: Index, rows: Rows, queries: Whole, depth: int) -> Lists:
     found = index.search(rows[queries], depth + 1)
     keep = found.ids != queries[:, None]
     # Among more duplicates than fit, the query itself is not in its list: its end is dropped.

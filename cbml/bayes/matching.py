@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from cbml.bayes.curve import MonotoneCurve
-from cbml.bayes.fitting import Line, backgrounds, choose_fit, crowd_ranks
-from cbml.bayes.lists import nearest_lists, ranks_to_learn_from
+from cbml.bayes.calibrations import KIND, facts_of, read_fields
+from cbml.bayes.fitting import backgrounds, crowd_ranks
+from cbml.bayes.learning import learn
+from cbml.bayes.lists import crowd_means, nearest_lists
+from cbml.bayes.odds import Line, Odds
 from cbml.bayes.pairs import Rows
-from cbml.bayes.records import read_sealed, sealed
+from cbml.bayes.records import sealed
 from cbml.bayes.reliability import Reliability
 from cbml.errors import BadData, DamagedFile
 from cbml.files import write_json
@@ -22,7 +24,6 @@ from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
 
 __all__ = ["MatchProbability"]
 
-KIND, EARLIER = "cbml match probability 2", "cbml match probability 1"
 # What a gallery with labels must have to teach its own weights.
 ENOUGH_PICTURES, ENOUGH_CLASSES = 200, 5
 
@@ -33,27 +34,29 @@ class MatchProbability:
 
     A similarity of 0.8 means much where the query's other neighbours are at 0.5, and little where
     they are at 0.8 too. So the likelihood ratio has a centre of its own for each query, told by its
-    background b: the mean similarity of its crowd, results behind all that can be right.
+    background b: the mean similarity of its crowd, results behind nearly all that can be right. The
+    result has a background b_r of its own, that of a search with it, and it tells as much.
 
-        log Φ(s) = weight_s · s + weight_b · b + constant,  through a monotone curve where it helps
+        log Φ(s) = weight_s · min(s, ceiling) + weight_b · b + weight_r · b_r + constant,
+                   through a monotone curve where it helps
         p        = 1 / (1 + exp(-log Φ(s) - log(R / R_fitted)))
 
     with R the number of right pictures that a query can expect to find.
 
     Args:
-        line: the weights and the constant.
-        curve: from the line's log odds to better ones; None where the line is as good.
+        by_query: log Φ without b_r, for where only similarities are known.
+        by_both: log Φ with b_r; None where that says no more.
         crowd: begin and end of the ranks of the crowd.
         typical_background: for lists that end before the crowd begins.
         fitted_positives: R where the weights were fitted, for this crowd.
         positives: R where they are used.
         own_positives: R for queries that are among the pictures searched, and left out.
-        check: how far the probabilities held on classes left out while fitting.
+        check: how far the probabilities held on classes left out while fitting, b_r known.
         source: the line of the first fit, which `for_gallery` keeps, to know it again by.
     """
 
-    line: Line
-    curve: MonotoneCurve | None = field(repr=False)
+    by_query: Odds
+    by_both: Odds | None = field(repr=False)
     crowd: tuple[int, int]
     typical_background: float
     fitted_positives: float
@@ -63,17 +66,10 @@ class MatchProbability:
     source: Line = field(repr=False)
 
     def __post_init__(self) -> None:
-        numbers = (
-            *self.line,
-            *self.source,
-            self.typical_background,
-            self.fitted_positives,
-            self.positives,
-            self.own_positives,
-        )
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError("line, typical_background and positives must be finite numbers")
-        if min(self.fitted_positives, self.positives, self.own_positives) <= 0.0:
+        expected = (self.fitted_positives, self.positives, self.own_positives)
+        if not all(map(math.isfinite, (*self.source, self.typical_background, *expected))):
+            raise ValueError("source, typical_background and positives must be finite numbers")
+        if min(expected) <= 0.0:
             raise ValueError("positives must be above zero")
         if not 0 <= self.crowd[0] < self.crowd[1]:
             raise ValueError(f"crowd must be ascending ranks, got {self.crowd}")
@@ -100,29 +96,19 @@ class MatchProbability:
         if not others.any():
             raise BadData("labels: no two pictures share a class, so that no result is right")
         crowd = crowd_ranks(others, len(rows) - 1)
-        lists = nearest_lists(rows, crowd[1], seed=seed)
-        background = backgrounds(lists.similarities, crowd, 0.0)
-        ranks, counts = ranks_to_learn_from(lists.similarities.shape[1])
-        lists = lists.at(ranks)
-        found = choose_fit(
-            lists.similarities,
-            background,
-            lists.matches(codes),
-            codes[lists.queries],
-            counts=counts,
-            seed=seed,
-        )
+        learned = learn(rows, codes, crowd, seed=seed)
+        query, both = learned.by_query, learned.by_both
         expected = float(others.mean())
         return cls(
-            line=found.line,
-            curve=found.curve,
+            by_query=query.odds,
+            by_both=None if both is None else both.odds,
             crowd=crowd,
-            typical_background=float(background.mean()),
+            typical_background=learned.background,
             fitted_positives=expected,
             positives=expected,
             own_positives=expected,
-            check=found.check,
-            source=found.line,
+            check=(both or query).check,
+            source=query.odds.line,
         )
 
     def background(self, similarities: ArrayLike) -> NDArray[np.float64]:
@@ -135,11 +121,24 @@ class MatchProbability:
         ordered = -np.sort(-np.asarray(similarities, dtype=np.float64), axis=-1)
         return backgrounds(ordered, self.crowd, self.typical_background)
 
+    def result_background(self, embeddings: Matrix, places: ArrayLike) -> NDArray[np.float64]:
+        """The backgrounds of results in the set that was searched, of the shape of the places.
+
+        Each different result costs a search.
+
+        Args:
+            embeddings: what was searched. (N, D)
+            places: of the results; below zero for none. (..., K)
+        """
+        wanted = np.asarray(places, dtype=np.int64)
+        return crowd_means(_unit(embeddings), wanted, self.crowd, self.typical_background)
+
     def probability(
         self,
         similarities: ArrayLike,
         *,
         background: ArrayLike | None = None,
+        result_background: ArrayLike | None = None,
         own: bool = False,
     ) -> NDArray[np.float64]:
         """The probability of each result to be of its query's class.
@@ -150,6 +149,8 @@ class MatchProbability:
             background: of the queries, as `background` gives it for their unfiltered results. Taken
                 from the similarities when None: then they must be the nearest results, unfiltered,
                 and at least `depth` of them or all there are. (..., 1)
+            result_background: of the results, as `result_background` gives it; the probabilities
+                are better with it. (..., K)
             own: whether the queries are among the pictures searched, and left out of their results:
                 then there is one right picture less to be found.
         """
@@ -157,9 +158,10 @@ class MatchProbability:
         if np.isnan(s).any():
             raise ValueError("similarities holds NaN")
         around = self.background(s) if background is None else np.asarray(background)
-        odds = self.line.score(s, around)
-        if self.curve is not None:
-            odds = np.where(np.isfinite(odds), self.curve(odds), odds)
+        if self.by_both is None or result_background is None:
+            odds = self.by_query(s, around)
+        else:
+            odds = self.by_both(s, around, np.reshape(result_background, s.shape))
         expected = self.own_positives if own else self.positives
         shift = math.log(expected / self.fitted_positives)
         probability: NDArray[np.float64] = expit(odds + shift)
@@ -232,18 +234,7 @@ class MatchProbability:
 
     def as_record(self) -> dict[str, Any]:
         """What `save` writes: every field, its kind and a checksum."""
-        curve = None
-        if self.curve is not None:
-            curve = [list(self.curve.scores), list(self.curve.log_odds)]
-        facts = {
-            **{name: getattr(self, name) for name in _NUMBERS},
-            "line": list(self.line),
-            "source": list(self.source),
-            "crowd": list(self.crowd),
-            "curve": curve,
-            "check": self.check.as_dict(),
-        }
-        return sealed(KIND, facts)
+        return sealed(KIND, facts_of(self))
 
     def save(self, path: Path | str) -> None:
         """Write to a JSON file, atomically.
@@ -260,51 +251,11 @@ class MatchProbability:
         Args:
             path: of the file.
         """
-        facts = _read(Path(path))
+        fields = read_fields(Path(path))
         try:
-            points = facts["curve"]
-            return cls(
-                **{name: float(facts[name]) for name in _NUMBERS},
-                line=Line(*map(float, facts["line"])),
-                source=Line(*map(float, facts["source"])),
-                curve=None if points is None else MonotoneCurve(*map(tuple, points)),
-                crowd=(int(facts["crowd"][0]), int(facts["crowd"][1])),
-                check=_check(facts["check"]),
-            )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            return cls(**fields)
+        except ValueError as error:
             raise DamagedFile(f"{path}: not what this program writes ({error})") from None
-
-
-_NUMBERS = ("typical_background", "fitted_positives", "positives", "own_positives")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The facts of a file of today's kind or of the earlier one, which had one prior."""
-    try:
-        return read_sealed(path, KIND)
-    except DamagedFile:
-        if f'"{EARLIER}"' not in path.read_text(encoding="utf-8", errors="replace"):
-            raise
-    facts = read_sealed(path, EARLIER)
-    return {"own_positives": facts.get("positives"), **facts}
-
-
-def _check(facts: dict[str, Any]) -> Reliability:
-    """A check as read from a file, every number looked at."""
-    check = Reliability(
-        said=tuple(map(float, facts["said"])),
-        seen=tuple(map(float, facts["seen"])),
-        counts=tuple(map(int, facts["counts"])),
-        ece=float(facts["ece"]),
-        brier=float(facts["brier"]),
-        log_loss=float(facts["log_loss"]),
-    )
-    if not len(check.said) == len(check.seen) == len(check.counts) > 0:
-        raise ValueError("said, seen and counts of a check must be equally many")
-    numbers = (*check.said, *check.seen, check.ece, check.brier, check.log_loss)
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError("numbers of a check must be finite")
-    return check
 
 
 def _teaches(sizes: NDArray[np.int64]) -> bool:

@@ -16,6 +16,7 @@ from cbml.gallery.likeness import look_of
 from cbml.gallery.pictures import Picture
 from cbml.gallery.search import Ranking, answered, ranked
 from cbml.gallery.storage import State, read_state
+from cbml.gallery.surroundings import Surroundings
 from cbml.index import Store, open_store
 from cbml.models import Embedder, embed
 
@@ -45,6 +46,9 @@ class Gallery:
             name=f"cbml_{self.state.uid}",
             token=token,
         )
+        self._surroundings: Surroundings | None = None
+        if self.state.calibration is not None:
+            self._surroundings = Surroundings(self.store, self.ids, self.state.calibration)
         self._loading = threading.Lock()
         self._model: Embedder | None = None
 
@@ -176,21 +180,24 @@ class Gallery:
         return self.state.calibration is not None
 
     def probabilities(
-        self, query: Query, similarities: NDArray[np.float32], ranking: Ranking
+        self, query: Query, results: Ranking, ranking: Ranking
     ) -> NDArray[np.float64] | None:
         """How probable it is that each result belongs with the query; None without a calibration.
 
         Args:
             query: what was searched with.
-            similarities: of some of its results. (K,)
+            results: some of its results. (K,)
             ranking: all of its results, unfiltered: they tell what its similarities mean.
         """
-        calibration = self.state.calibration
-        if calibration is None:
+        if self._surroundings is None:
             return None
-        background = calibration.background(ranking.similarities[: calibration.depth])
-        own = query.place is not None
-        return calibration.probability(similarities, background=background, own=own)
+        calibration = self._surroundings.calibration
+        return calibration.probability(
+            results.similarities,
+            background=calibration.background(ranking.similarities[: calibration.depth]),
+            result_background=self._surroundings.of(results.places),
+            own=query.place is not None,
+        )
 
     def model(self) -> Embedder:
         """The model, read at its first use."""

@@ -22,6 +22,8 @@ DEEP = 16_384
 MISSED = 50
 # How many candidates are looked at for each result wanted, where duplicates are hidden.
 SPARE = 4
+# How many candidates at least are looked at for those that are probable enough.
+PROBABLE = 256
 
 Places = NDArray[np.int64]
 
@@ -85,7 +87,8 @@ def answered(gallery: "Gallery", query: Query, wish: Wish, ranking: Ranking) -> 
     allowed[gallery.places(label=wish.label, text=wish.text)] = True
     candidates = _passing(gallery, query, ranking, allowed, wish.k)
     if wish.min_probability is not None:
-        probable = gallery.probabilities(query, candidates.similarities, ranking)
+        candidates = candidates.chosen(slice(max(PROBABLE, SPARE * wish.k)))
+        probable = gallery.probabilities(query, candidates, ranking)
         if probable is not None:
             candidates = candidates.chosen(probable >= wish.min_probability)
     candidates = candidates.chosen(slice(wish.k * (SPARE if wish.hide_duplicates else 1)))
@@ -156,7 +159,7 @@ def _results(
     duplicate: NDArray[np.bool_],
 ) -> tuple[Result, ...]:
     own = -1 if query.place is None else int(gallery.codes[query.place])
-    probable = gallery.probabilities(query, chosen.similarities, ranking)
+    probable = gallery.probabilities(query, chosen, ranking)
     results = []
     for number, place in enumerate(chosen.places.tolist()):
         picture, code = gallery.pictures[place], int(gallery.codes[place])

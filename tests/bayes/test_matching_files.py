@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from cbml import MatchProbability
-from cbml.bayes.matching import KIND
+from cbml.bayes.calibrations import KIND
+from cbml.bayes.curve import MonotoneCurve
+from cbml.bayes.odds import Line, Odds
 from cbml.bayes.records import sealed
 from cbml.errors import DamagedFile
 from tests.bayes.cases import crowded
@@ -22,19 +24,34 @@ def fitted() -> MatchProbability:
 
 def test_save_and_load(fitted: MatchProbability, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
-    for one in (fitted, dataclasses.replace(fitted, curve=None)):
+    straight = Odds(fitted.by_query.line)
+    curved = Odds(fitted.by_query.line, MonotoneCurve((0.0, 1.0), (-2.0, 3.0)))
+    for one in (
+        fitted,
+        dataclasses.replace(fitted, by_query=straight, by_both=curved),
+        dataclasses.replace(fitted, by_query=curved, by_both=None),
+    ):
         one.save(path)
         assert MatchProbability.load(path) == one
 
 
 def test_a_file_of_the_earlier_kind_is_read(fitted: MatchProbability, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
-    facts = dict(fitted.as_record())
-    for name in ("kind", "sha256", "own_positives"):
-        del facts[name]
-    facts["line"], facts["source"] = facts["line"][:3], facts["source"][:3]
+    facts = {
+        "typical_background": 0.5,
+        "fitted_positives": 5.0,
+        "positives": 5.0,
+        "line": [12.0, -9.0, 1.0],
+        "source": [12.0, -9.0, 1.0],
+        "crowd": [10, 20],
+        "curve": [[-1.0, 1.0], [-2.0, 3.0]],
+        "check": fitted.check.as_dict(),
+    }
     path.write_text(json.dumps(sealed("cbml match probability 1", facts)))
-    assert MatchProbability.load(path) == fitted
+    read = MatchProbability.load(path)
+    line = Line(12.0, -9.0, 1.0)
+    assert read.by_query == Odds(line, MonotoneCurve((-1.0, 1.0), (-2.0, 3.0)))
+    assert (read.by_both, read.source, read.own_positives) == (None, line, 5.0)
     path.write_text(path.read_text().replace('"positives": 5.0', '"positives": 6.0'))
     with pytest.raises(DamagedFile, match="altered"):
         MatchProbability.load(path)
@@ -65,17 +82,21 @@ def test_altered_files_are_refused(fitted: MatchProbability, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"line": [1.0, 2.0]},
-        {"line": [1.0, 2.0, math.nan]},
+        {"by_query": {"line": [1.0, 2.0], "curve": None}},
+        {"by_query": {"line": [1.0, 2.0, math.nan], "curve": None}},
+        {"by_query": {"line": [-1.0, 2.0, 3.0], "curve": None}},
+        {"by_query": {"line": [1.0, 2.0, 3.0], "curve": [[1], []]}},
+        {"by_query": {"line": [1.0, 2.0, 3.0], "curve": [[0.5], [math.nan]]}},
+        {"by_query": {"line": [1.0, 2.0, 3.0], "curve": [[math.nan], [0.5]]}},
+        {"by_query": {"line": [1.0, 2.0, 3.0], "curve": [[0.0, 1.0], [1.0, 0.0]]}},
+        {"by_query": None},
+        {"by_both": [1.0, 2.0, 3.0]},
+        {"source": [1.0]},
         {"crowd": [30, 4]},
         {"crowd": [3]},
         {"positives": -1.0},
         {"own_positives": 0.0},
         {"positives": None},
-        {"curve": [[1], []]},
-        {"curve": [[0.5], [math.nan]]},
-        {"curve": [[math.nan], [0.5]]},
-        {"curve": [[0.0, 1.0], [1.0, 0.0]]},
         {"check": 5},
         {"check": {}},
         {"check": {"said": "all", "seen": "well", "counts": [], "ece": "0", "brier": [], "x": 1}},

@@ -4,6 +4,7 @@ import io
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 
 from cbml.bayes import MatchProbability
 from cbml.errors import BadData
-from cbml.gallery import Gallery, Query, Wish, build, likeness, list_pictures, search
+from cbml.gallery import Gallery, Query, Wish, build, likeness, list_pictures, search, surroundings
 from cbml.gallery.compare import compared, counterparts
 from cbml.gallery.layout import _descend, _gradient, _joint, layout
 from cbml.gallery.likeness import look_of, repeated
@@ -247,22 +248,34 @@ def test_counterparts_of_pictures_that_are_not_there(
     assert (found >= 0).tolist() == expected
 
 
-def test_probabilities_are_those_of_the_calibration(folder: Path, tmp_path: Path) -> None:
+def calibration() -> MatchProbability:
+    """Learned from classes of which some have room and some have none."""
     chance = np.random.default_rng(3)
     labels = np.repeat(np.arange(60), 6)
-    rows = chance.standard_normal((60, 8))[labels] + 0.6 * chance.standard_normal((360, 8))
-    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    calibration = MatchProbability.fit(rows, labels)
+    room = np.where(np.arange(60) < 30, 0.3, 1.0)[:, None]
+    rows = (room * chance.standard_normal((60, 8)))[labels] + np.eye(8)[0]
+    rows += 0.3 * chance.standard_normal((360, 8))
+    return MatchProbability.fit(rows, labels)
+
+
+def test_probabilities_are_those_of_the_calibration(folder: Path, tmp_path: Path) -> None:
     listed = [one for one in list_pictures(folder) if one.label is not None]
     for _ in range(2):  # the second build has nothing to do and changes nothing
-        build(small.model(), listed, tmp_path / "g", calibration=calibration)
+        build(small.model(), listed, tmp_path / "g", calibration=calibration())
     with Gallery(tmp_path / "g") as opened:
         names = np.array([picture.label for picture in opened.pictures])
-        fitted = calibration.for_gallery(opened.store.vectors(opened.ids), names)
+        vectors = opened.store.vectors(opened.ids)
+        fitted = calibration().for_gallery(vectors, names)
+        assert fitted.by_both is not None
         query = opened.picture_query(0)
         everything = opened.search(query, Wish(k=500)).results
-        similarities = np.array([result.similarity for result in everything])
-        expected = fitted.probability(similarities, own=True)
+        expected = fitted.probability(
+            np.array([result.similarity for result in everything]),
+            result_background=fitted.result_background(
+                vectors, [opened.place(result.id) for result in everything]
+            ),
+            own=True,
+        )
         found = np.array([result.probability for result in everything])
         np.testing.assert_allclose(found, expected, atol=1e-6)
         # As a picture from elsewhere it has one more right picture to find.
@@ -276,5 +289,30 @@ def test_probabilities_are_those_of_the_calibration(folder: Path, tmp_path: Path
         ]
         # The filter does not change what the others are worth.
         few = opened.search(query, Wish(k=500, label="class 1")).results
-        by_id = {result.id: result.probability for result in everything}
+        by_id = {result.id: result.probability or 0 for result in everything}
         assert [result.probability for result in few] == [by_id[result.id] for result in few]
+
+
+def test_only_pictures_that_are_shown_are_looked_around(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = [one for one in list_pictures(folder) if one.label is not None]
+    build(small.model(), listed, tmp_path / "g", calibration=calibration())
+    with Gallery(tmp_path / "g") as opened:
+        query, searched = opened.picture_query(0), []
+        real = opened.store.search
+
+        def counted(vectors: Any, k: int) -> Any:
+            searched.append(len(vectors))
+            return real(vectors, k)
+
+        monkeypatch.setattr(opened.store, "search", counted)
+        stranger = Query(query.vector, query.look)
+        first = opened.search(stranger, Wish(k=3)).results
+        again = opened.search(stranger, Wish(k=3)).results
+        assert searched == [1, 3, 1]  # the second time they are known
+        assert first == again
+        monkeypatch.setattr(surroundings, "LARGEST", 5)
+        plain = opened.search(stranger, Wish(k=3)).results
+        assert searched[3:] == [1]
+        assert [one.probability for one in plain] != [one.probability for one in first]
