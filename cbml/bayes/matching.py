@@ -37,11 +37,11 @@ class MatchProbability:
     background b: the mean similarity of its crowd, results behind nearly all that can be right. The
     result has a background b_r of its own, that of a search with it, and it tells as much.
 
-        log Φ(s) = weight_s · min(s, ceiling) + weight_b · b + weight_r · b_r + constant,
-                   through a monotone curve where it helps
+        log Φ(s) = weight_s · min(s, ceiling) + weight_b · b + weight_r · b_r + constant
         p        = 1 / (1 + exp(-log Φ(s) - log(R / R_fitted)))
 
-    with R the number of right pictures that a query can expect to find.
+    with log Φ through a monotone curve where that helps, and R the number of right pictures that a
+    query can expect to find.
 
     Args:
         by_query: log Φ without b_r, for where only similarities are known.
