@@ -187,6 +187,13 @@ def check_results(
         gallery_labels: one per row of the gallery. (M,)
     """
     sides = Sides.of(embeddings, labels, gallery_embeddings, gallery_labels)
-    similarities, right = sides.results(max(probability.depth, *SHOWN))
-    said = probability.probability(similarities)
+    found = sides.results(max(probability.depth, *SHOWN))
+    shown = slice(0, max(SHOWN))
+    said = probability.probability(
+        found.similarities[:, shown],
+        background=probability.background(found.similarities),
+        result_background=probability.result_background(sides.searched, found.places[:, shown]),
+        own=sides.gallery is None,
+    )
+    right = found.right
     return {k: Reliability.of(said[:, :k], right[:, :k], ~right[:, :k]) for k in SHOWN}

@@ -1,7 +1,7 @@
 """What asks and what answers in a search: one set for both, or queries and a gallery."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,21 @@ from cbml.errors import BadData
 from cbml.index import Index
 from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
 
-__all__ = ["Sides"]
+__all__ = ["Results", "Sides"]
+
+
+class Results(NamedTuple):
+    """The nearest pictures of each query, the nearest first.
+
+    Args:
+        similarities: to the query. (Q, K)
+        places: in the set that was searched. (Q, K)
+        right: whether each is of the query's class. (Q, K)
+    """
+
+    similarities: Rows
+    places: Whole
+    right: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +112,13 @@ class Sides:
             parts.append(Sides(*left, self.gallery[there], self.gallery_codes[there]))
         return parts
 
-    def results(self, depth: int) -> tuple[Rows, NDArray[np.bool_]]:
-        """Similarities of the nearest pictures of each query, and whether each is right, (Q, K).
+    @property
+    def searched(self) -> NDArray[Any]:
+        """The pictures that answer, one row each."""
+        return self.matrix if self.gallery is None else self.gallery
+
+    def results(self, depth: int) -> Results:
+        """What searches find, of 2,048 queries where there are more.
 
         Args:
             depth: results for each query; fewer where fewer pictures are searched.
@@ -107,7 +126,7 @@ class Sides:
         rows = unit_rows(self.matrix, np.arange(len(self.matrix)), "embeddings").numpy()
         if self.gallery is None or self.gallery_codes is None:
             lists = nearest_lists(rows, depth)
-            return lists.similarities, lists.matches(self.codes)
+            return Results(lists.similarities, lists.neighbours, lists.matches(self.codes))
         places = np.arange(len(rows))
         if len(rows) > QUERIES:
             places = np.sort(np.random.default_rng(0).permutation(len(rows))[:QUERIES])
@@ -116,4 +135,4 @@ class Sides:
         index.add(unit_rows(self.gallery, order, "gallery_embeddings").numpy())
         found = index.search(rows[places], depth)
         right: NDArray[np.bool_] = self.gallery_codes[found.ids] == self.codes[places][:, None]
-        return found.similarities, right
+        return Results(found.similarities, found.ids, right)

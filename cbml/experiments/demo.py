@@ -234,6 +234,6 @@ def reliability_of(probability: MatchProbability, sight: Sight, shelf: Shelf) ->
     """
     labels = shelf.images.known_labels
     ready = probability.for_gallery(sight.rows, labels)
-    if ready.line != probability.line:
+    if ready.by_query != probability.by_query:
         return Promises(ready.check, own=True, results=ready.depth)
     return Promises(check_results(ready, sight.rows, labels)[10], own=False, results=10)
