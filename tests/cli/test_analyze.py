@@ -141,7 +141,8 @@ def test_a_sample_does_not_replace_what_all_pictures_taught(
     assert facts["sets"]["validation"]["after"]["pictures"] == 8
     after = json.loads((finished / "calibration.json").read_text())
     assert sum(after["check"]["counts"]) == sum(before["check"]["counts"])
-    assert after["line"] == pytest.approx(before["line"], rel=1e-3)
+    line = after["by_query"]["line"]
+    assert line == pytest.approx(before["by_query"]["line"], rel=1e-3)
     assert facts["reliability"]["validation, halves of classes"] == after["check"]
 
 
