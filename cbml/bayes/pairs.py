@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from cbml.errors import BadData
 from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
 
-__all__ = ["Pairs", "pair_up"]
+__all__ = ["Pairs", "pair_up", "read_sides"]
 
 Rows = NDArray[np.float32]
 Whole = NDArray[np.int64]
+Side = tuple[NDArray[Any], NDArray[Any]]  # rows and their class names
 
 
 class Pairs(NamedTuple):
@@ -68,27 +69,46 @@ def pair_up(
         gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
         gallery_labels: one per row of the gallery. (M,)
     """
+    asking, answering = read_sides(embeddings, labels, gallery_embeddings, gallery_labels)
+    left, codes = _sorted(*asking, "embeddings")
+    if answering is None:
+        pairs = Pairs(left, left, _ranges(codes, codes), own=True)
+    else:
+        right, other_codes = _sorted(*answering, "gallery_embeddings")
+        pairs = Pairs(left, right, _ranges(codes, other_codes), own=False)
+    _check_counts(pairs)
+    return pairs
+
+
+def read_sides(
+    embeddings: Matrix,
+    labels: Labels,
+    gallery_embeddings: Matrix | None,
+    gallery_labels: Labels | None,
+) -> tuple[Side, Side | None]:
+    """Rows and class names of one set, and of the gallery where there is one, if they fit.
+
+    Args:
+        embeddings: one row per picture. (N, D)
+        labels: integers or strings, one per row. (N,)
+        gallery_embeddings: the other side, where it is not the same set. (M, D)
+        gallery_labels: one per row of the gallery. (M,)
+    """
     matrix = as_matrix(embeddings, "embeddings")
     names = as_labels(labels, len(matrix), "labels")
     if (gallery_embeddings is None) != (gallery_labels is None):
         raise ValueError("gallery_embeddings and gallery_labels belong together: give both")
     if gallery_embeddings is None or gallery_labels is None:
-        rows, codes = _sorted(matrix, names, "embeddings")
-        pairs = Pairs(rows, rows, _ranges(codes, codes), own=True)
-    else:
-        other = as_matrix(gallery_embeddings, "gallery_embeddings")
-        other_names = as_labels(gallery_labels, len(other), "gallery_labels")
-        if matrix.shape[1] != other.shape[1]:
-            raise ValueError(
-                f"embeddings have {matrix.shape[1]} dimensions, gallery_embeddings {other.shape[1]}"
-            )
-        if (names.dtype.kind == "U") != (other_names.dtype.kind == "U"):
-            raise TypeError("labels and gallery_labels must both be integers or both be strings")
-        left, codes = _sorted(matrix, names, "embeddings")
-        right, other_codes = _sorted(other, other_names, "gallery_embeddings")
-        pairs = Pairs(left, right, _ranges(codes, other_codes), own=False)
-    _check_counts(pairs)
-    return pairs
+        return (matrix, names), None
+    other = as_matrix(gallery_embeddings, "gallery_embeddings")
+    other_names = as_labels(gallery_labels, len(other), "gallery_labels")
+    if matrix.shape[1] != other.shape[1]:
+        raise ValueError(
+            f"embeddings have {matrix.shape[1]} dimensions, gallery_embeddings {other.shape[1]}"
+        )
+    if (names.dtype.kind == "U") != (other_names.dtype.kind == "U"):
+        raise TypeError("labels and gallery_labels must both be integers or both be strings")
+    return (matrix, names), (other, other_names)
 
 
 def _sorted(matrix: NDArray[Any], names: NDArray[Any], name: str) -> tuple[Rows, NDArray[Any]]:

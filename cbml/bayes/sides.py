@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbml.bayes.lists import QUERIES, nearest_lists
-from cbml.bayes.pairs import Rows, Whole
+from cbml.bayes.pairs import Rows, Whole, read_sides
 from cbml.errors import BadData
 from cbml.index import Index
-from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
+from cbml.index.inputs import Labels, Matrix, unit_rows
 
 __all__ = ["Results", "Sides"]
 
@@ -61,16 +61,11 @@ class Sides:
             gallery_embeddings: the other side, where it is not the same set. (M, D)
             gallery_labels: one per row of the gallery. (M,)
         """
-        matrix = as_matrix(embeddings, "embeddings")
-        names = as_labels(labels, len(matrix), "labels")
-        if (gallery_embeddings is None) != (gallery_labels is None):
-            raise ValueError("gallery_embeddings and gallery_labels belong together: give both")
-        if gallery_embeddings is None or gallery_labels is None:
+        asking, answering = read_sides(embeddings, labels, gallery_embeddings, gallery_labels)
+        matrix, names = asking
+        if answering is None:
             return cls(matrix, np.unique(names, return_inverse=True)[1], None, None)
-        gallery = as_matrix(gallery_embeddings, "gallery_embeddings")
-        others = as_labels(gallery_labels, len(gallery), "gallery_labels")
-        if (names.dtype.kind == "U") != (others.dtype.kind == "U"):
-            raise TypeError("labels and gallery_labels must both be integers or both be strings")
+        gallery, others = answering
         codes = np.unique(np.concatenate([names, others]), return_inverse=True)[1]
         return cls(matrix, codes[: len(names)], gallery, codes[len(names) :])
 
