@@ -100,7 +100,10 @@ def _print_table(path: str, answer: "Answer") -> None:
         }
         table.add_row(*(Text(cells[column]) for column in columns))
     console = Console(highlight=False, markup=False)
-    console.print(table)
+    if rows:
+        console.print(table)
+    else:
+        console.print(f"{_printable(path)}: nothing found that fits what was asked for")
     if answer.query.average_precision is not None:
         console.print(
             f"first hit at rank {answer.query.first_hit_rank}, average precision "

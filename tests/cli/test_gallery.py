@@ -71,6 +71,14 @@ def test_search_json_is_the_library(capsys: pytest.CaptureFixture[str], gallery:
     assert answer["query"]["id"] == 4
 
 
+def test_a_search_that_finds_nothing_says_so(
+    capsys: pytest.CaptureFixture[str], gallery: Path
+) -> None:
+    code, out, _ = run(capsys, "search", gallery, "--id", 4, "--text", "no such name")
+    assert code == 0
+    assert "nothing found" in out
+
+
 def test_search_html_is_one_safe_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     name = "<img src=x onerror=alert(1)>.png"
     for number in range(4):
