@@ -165,4 +165,4 @@ def test_the_arrow_keys_turn_pages_of_the_details(visit: Visit) -> None:
     page.wait_for_selector("#detail-title:text-is('cherry/1.png')")
     page.get_by_role("link", name="Search with this picture").click()
     page.wait_for_url("**/?query=1")
-    assert not page.locator("#detail").is_visible()
+    page.wait_for_selector("#detail", state="hidden")
