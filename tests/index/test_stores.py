@@ -215,7 +215,9 @@ def test_kill_minus_nine_loses_nothing_and_shows_nothing_half(
         store.search(rows[:1], 1)
     with pytest.raises(ConnectionError, match=f"Milvus at {milvus_server.address}: "):
         MilvusStore(milvus_server.address, 16, name="killed", timeout=2)
-    assert capfd.readouterr().err == "", "the error is the exception alone"
+    # gRPC writes a line of its own when a server says that an idle connection pings too often.
+    told = [line for line in capfd.readouterr().err.splitlines() if "too_many_pings" not in line]
+    assert told == [], "the error is the exception alone"
 
     milvus_server.start()
     again = MilvusStore(milvus_server.address, 16, name="killed")
