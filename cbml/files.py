@@ -9,6 +9,7 @@ that nobody names any more deleted. A kill at any moment leaves the old folder o
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -76,7 +77,12 @@ def sha256(path: Path) -> str:
 
 
 def save_folder(
-    folder: Path, kind: str, parts: Mapping[str, Writer], about: Mapping[str, object]
+    folder: Path,
+    kind: str,
+    parts: Mapping[str, Writer],
+    about: Mapping[str, object],
+    *,
+    alone: bool = False,
 ) -> None:
     """Save a folder of parts under one manifest, in one step as seen by any reader.
 
@@ -85,9 +91,11 @@ def save_folder(
         kind: what the folder holds, such as "cbml model 1"; `load_folder` asks for the same.
         parts: name -> function that writes that part to the path it is given.
         about: plain facts to keep in the manifest.
+        alone: the caller holds a lock that every save into this folder takes; what a killed save
+            left behind is then known to be nobody's and deleted at once, not after a day.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _delete_abandoned(folder)
+    _delete_abandoned(folder, math.inf if alone else time.time() - ABANDONED_AFTER)
     entries: dict[str, dict[str, object]] = {}
     for name, write in parts.items():
         with contextlib.ExitStack() as stack:
@@ -183,16 +191,15 @@ def _delete_unnamed(folder: Path, named: set[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _delete_abandoned(folder: Path) -> None:
+def _delete_abandoned(folder: Path, before: float) -> None:
     """Delete what a killed save left behind; it may be as large as all that was saved."""
-    oldest = time.time() - ABANDONED_AFTER
     for path in folder.glob(f"{SCRATCH}*"):
         with contextlib.suppress(FileNotFoundError):  # another save was faster
-            if path.stat().st_mtime < oldest:
+            if path.stat().st_mtime < before:
                 shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(".*.tmp"):
         with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_mtime < oldest:
+            if path.stat().st_mtime < before:
                 path.unlink()
 
 

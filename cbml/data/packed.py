@@ -173,7 +173,8 @@ def _publish(folder: Path, entries: list[Entry], short_side: int) -> None:
         "bytes": int(lengths.sum()),
         "bad": {str(index): entry[3] for index, entry in enumerate(entries) if entry[3]},
     }
-    save_folder(folder, KIND, {"table.npy": lambda path: np.save(path, table)}, about)
+    parts = {"table.npy": lambda path: np.save(path, table)}
+    save_folder(folder, KIND, parts, about, alone=True)
     (folder / JOURNAL).unlink()
 
 

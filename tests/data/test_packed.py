@@ -174,12 +174,16 @@ def test_work_goes_on_behind_the_sound_pictures(tmp_path: Path) -> None:
     pixels = bytearray((folder / "pixels.u8").read_bytes())
     pixels[whole._table[9][0]] ^= 1
     (folder / "pixels.u8").write_bytes(pixels)
+    # And a kill while the table was written left its half.
+    (folder / ".part-killed").mkdir()
+    (folder / ".part-killed" / "table.npy").write_bytes(b"half")
     calls: list[int] = []
     packed = pack(
         images.paths, tmp_path / "pack", short_side=20, progress=lambda done, _: calls.append(done)
     )
     assert calls == list(range(10, 31))
     check_whole(packed, images.paths, 20)
+    assert not list(folder.glob(".*"))
 
 
 def test_a_full_disk_is_gone_on_from_when_there_is_room(tmp_path: Path) -> None:

@@ -226,3 +226,13 @@ def test_what_a_killed_save_left_goes_a_day_later(tmp_path: Path) -> None:
         os.utime(path, (0, 0))
     save_folder(folder, "cbml test 1", {"a.txt": lambda path: path.write_text("b")}, {})
     assert {path.name for path in folder.glob(".*")} == {young.name, foreign.name}
+
+
+def test_who_saves_alone_deletes_at_once_what_a_killed_save_left(tmp_path: Path) -> None:
+    write = {"a.txt": lambda path: path.write_text("a")}
+    (tmp_path / ".part-young").mkdir()
+    (tmp_path / ".part-young" / "a.txt").write_text("half")
+    (tmp_path / ".a-0.txt.xyz.tmp").write_text("half")
+    (tmp_path / ".notes").write_text("mine")
+    save_folder(tmp_path, "cbml test 1", write, {}, alone=True)
+    assert {path.name for path in tmp_path.glob(".*")} == {".notes"}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -215,9 +216,9 @@ def test_kill_minus_nine_loses_nothing_and_shows_nothing_half(
         store.search(rows[:1], 1)
     with pytest.raises(ConnectionError, match=f"Milvus at {milvus_server.address}: "):
         MilvusStore(milvus_server.address, 16, name="killed", timeout=2)
-    # gRPC writes a line of its own when a server says that an idle connection pings too often.
-    told = [line for line in capfd.readouterr().err.splitlines() if "too_many_pings" not in line]
-    assert told == [], "the error is the exception alone"
+    # gRPC may write lines of its own about a connection, such as "E0000 00:00:17 …"; ours are none.
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if not re.match(r"[IWEF]\d{4} ", line)] == []
 
     milvus_server.start()
     again = MilvusStore(milvus_server.address, 16, name="killed")

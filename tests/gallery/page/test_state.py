@@ -52,7 +52,7 @@ def test_a_late_answer_does_not_replace_what_the_address_says(visit: Visit) -> N
     page.locator(".tile a").nth(3).click()
     page.wait_for_selector(".busy")
     page.go_back()
-    page.wait_for_selector("body:not(.busy)")
+    page.wait_for_selector("body:not(.busy) .welcome")
     for route in held:
         with contextlib.suppress(Exception):  # the page has given it up
             route.continue_()
