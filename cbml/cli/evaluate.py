@@ -80,7 +80,9 @@ def verb(
         print(json.dumps({**facts, "scores": scores, "conditions": conditions}))
         return
     for name, value in scores.items():
-        print(f"{name:<12} {value:.4f}")
+        # Among as many results as there are pictures everything is found: no news.
+        if not (name.startswith("recall@") and int(name[7:]) >= found.gallery):
+            print(f"{name:<12} {value:.4f}")
     for name, value in conditions.items():
         print(f"  {name.replace('_', ' ')}: {value:,}")
 

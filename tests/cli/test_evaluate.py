@@ -70,7 +70,11 @@ def test_other_pictures_are_scored_whole(
 ) -> None:
     data = read_record(finished)["recipe"]["data"]
     assert run(["evaluate", str(finished), data]) == 0
-    assert capsys.readouterr().out.startswith("recall@1 ")
+    out = capsys.readouterr().out
+    assert out.startswith("recall@1 ")
+    pictures = int(out.partition("gallery: ")[2].split()[0])
+    shown = [int(line[7:12]) for line in out.splitlines() if line.startswith("recall@")]
+    assert shown == [k for k in (1, 2, 4, 8, 10, 100, 1000) if k < pictures]
     assert run(["evaluate", str(finished / "model"), data, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["split"] == "all"
 
