@@ -15,7 +15,7 @@ from torch import nn
 from cbml import evaluate
 from cbml.losses import build_loss
 from cbml.pseudo import train_unlabelled, unlabelled_recipe
-from cbml.training import Recipe, Shown
+from cbml.training import Recipe, Shown, Tools
 
 
 def make_loss(recipe: Recipe, classes: int) -> nn.Module:
@@ -35,8 +35,7 @@ def main() -> None:
     train_unlabelled(
         unlabelled_recipe(str(options.folder), options.set),
         options.out,
-        make_loss=make_loss,
-        evaluate=evaluate,
+        Tools(make_loss=make_loss, evaluate=evaluate),
         resume=(options.out / "run.json").exists(),  # a second call goes on
         listener=Shown(),
     )

@@ -18,10 +18,8 @@ from typing import Any
 from scipy.stats import t
 
 from cbml import Embedder, evaluate
-from cbml.bayes import PairStatistics
 from cbml.data import Splits
-from cbml.evaluation.grouping import agreement
-from cbml.losses import build_loss
+from cbml.experiments.tools import TOOLS
 from cbml.pseudo import load_pictures, train_unlabelled, unlabelled_recipe
 from cbml.pseudo.whitening import start_head
 from cbml.training import Listener, Recipe, Team, evaluate_split, read_record
@@ -42,12 +40,6 @@ def recipe_of(data: str, method: str, seed: int, overrides: list[str]) -> Recipe
     """The recipe of a unit."""
     budget = ["crop=64", "epochs=2", f"seed={seed}", *overrides]
     return unlabelled_recipe(data, [*METHODS[method], *budget])
-
-
-def make_loss(recipe: Recipe, classes: int) -> Any:
-    """The loss of a recipe, as `cbml train` makes it."""
-    options = recipe.loss_options
-    return build_loss(recipe.loss, options, classes=classes, dim=recipe.dim, seed=recipe.seed)
 
 
 def scores_of(model: Embedder, splits: Splits) -> dict[str, float]:
@@ -71,10 +63,7 @@ def run_unit(recipe: Recipe, folder: Path) -> dict[str, Any]:
     outcome = train_unlabelled(
         recipe,
         folder,
-        make_loss=make_loss,
-        evaluate=evaluate,
-        agreement=agreement,
-        estimate=lambda rows, labels: PairStatistics.of(rows, labels).loss_record(),
+        TOOLS,
         resume=(folder / "run.json").exists(),
         test=not recipe.study,
         listener=Listener(),

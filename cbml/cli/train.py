@@ -1,6 +1,5 @@
 """`cbml train`: a model from pictures."""
 
-import functools
 import json
 import os
 import sys
@@ -11,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from cbml.training import Outcome, Recipe
+    from cbml.training import Outcome, Recipe, Tools
 
 __all__ = ["verb"]
 
@@ -83,7 +80,6 @@ def verb(
 
         raise typer.Exit(run_processes(processes, sys.argv[1:], _again(folder, processes)))
     from cbml.cli import exit_code
-    from cbml.evaluation import evaluate
     from cbml.training import Interrupted, Shown, joined_team
     from cbml.training.processes import last_word
 
@@ -94,9 +90,7 @@ def verb(
             outcome = _session(recipe)(
                 recipe,
                 folder,
-                make_loss=_make_loss,
-                estimate=_estimate,
-                evaluate=evaluate,
+                _tools(),
                 resume=resume is not None or (restarted and (folder / "run.json").exists()),
                 test=test,
                 team=team,
@@ -153,7 +147,7 @@ def _planned(
             recipe = with_overrides(recipe_for(str(data)), words)
             if not any(word.startswith("parameters=") for word in words):
                 recipe = with_default_parameters(recipe)
-        _make_loss(recipe, 2)
+        _tools().make_loss(recipe, 2)
         check_parameters(recipe)
         if recipe.labels != "none" and recipe.clusters is not None:
             raise ValueError("--clusters: only with --labels none")
@@ -171,33 +165,18 @@ def _session(recipe: "Recipe") -> Callable[..., "Outcome"]:
     if recipe.labels == "known":
         from cbml.training import train_run
 
-        return functools.partial(train_run, calibrate=_calibrate, check=_check)
-    from cbml.evaluation.grouping import agreement
+        return train_run
     from cbml.pseudo import train_unlabelled
 
-    return functools.partial(train_unlabelled, agreement=agreement)
+    return train_unlabelled
 
 
-def _make_loss(recipe: "Recipe", classes: int) -> "nn.Module":
-    from cbml.losses import build_loss
+def _tools() -> "Tools":
+    import dataclasses
 
-    return build_loss(
-        recipe.loss, recipe.loss_options, classes=classes, dim=recipe.dim, seed=recipe.seed
-    )
+    from cbml.experiments.tools import TOOLS
 
-
-def _estimate(embeddings: Any, labels: Any) -> dict[str, Any]:
-    from cbml.bayes import PairStatistics
-    from cbml.errors import BadData
-
-    try:
-        return PairStatistics.of(embeddings, labels).loss_record()
-    except BadData as error:
-        # Estimating is what happens when nothing is said, so the way out must be named.
-        raise BadData(
-            f"no constants of the loss follow from the training pictures: {error}; to train with "
-            "the given ones: cbml train --parameters given"
-        ) from None
+    return dataclasses.replace(TOOLS, calibrate=_calibrate, check=_check)
 
 
 def _calibrate(embeddings: Any, labels: Any) -> dict[str, Any] | None:

@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
-from cbml.bayes import MatchProbability, PairStatistics
+from cbml.bayes import MatchProbability
 from cbml.bayes.analysis import analyze_set, check_results
 from cbml.data import ImageSet
 from cbml.errors import BadData
 from cbml.evaluation import evaluate
 from cbml.experiments.demo_promises import Promises
 from cbml.experiments.demo_report import Sight, write_demo_report
+from cbml.experiments.tools import TOOLS
 from cbml.files import write_json
-from cbml.losses import build_loss
 from cbml.models import Embedder, embed
 from cbml.training import (
     Listener,
@@ -183,26 +182,8 @@ def _trained(recipe: Recipe, run: Path, listener: Listener) -> Embedder:
             raise BadData(f"{run}: a run with other settings; give another folder, or delete it")
         if record.get("finished"):
             return Embedder.load(run / "model").eval()
-    outcome = train_run(
-        recipe,
-        run,
-        make_loss=_make_loss,
-        evaluate=evaluate,
-        estimate=_estimate,
-        resume=started,
-        listener=listener,
-    )
+    outcome = train_run(recipe, run, TOOLS, resume=started, listener=listener)
     return outcome.model.eval()
-
-
-def _make_loss(recipe: Recipe, classes: int) -> nn.Module:
-    return build_loss(
-        recipe.loss, recipe.loss_options, classes=classes, dim=recipe.dim, seed=recipe.seed
-    )
-
-
-def _estimate(embeddings: Rows, labels: NDArray[np.int64]) -> dict[str, Any]:
-    return PairStatistics.of(embeddings, labels).loss_record()
 
 
 def _probability(

@@ -9,18 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
-
-from cbml.bayes import PairStatistics
 from cbml.data import Splits
 from cbml.errors import BadData
 from cbml.evaluation import evaluate
 from cbml.experiments.claims import STALE_SECONDS, Claim, ClaimLost, claimed
 from cbml.experiments.records import add_records, build_record, records_file
 from cbml.experiments.sources import Sources
+from cbml.experiments.tools import TOOLS
 from cbml.experiments.units import Unit, run_name
 from cbml.files import write_json
-from cbml.losses import build_loss
 from cbml.models import Embedder
 from cbml.pseudo import train_unlabelled
 from cbml.training import (
@@ -178,36 +175,10 @@ def _trained(
     if started and read_record(folder).get("finished"):
         return Embedder.load(folder / "model").eval(), load(recipe)
     if recipe.labels != "known":
-        outcome = train_unlabelled(
-            recipe,
-            folder,
-            make_loss=_make_loss,
-            evaluate=evaluate,
-            estimate=_estimate,
-            resume=started,
-            listener=listener,
-        )
+        outcome = train_unlabelled(recipe, folder, TOOLS, resume=started, listener=listener)
         return outcome.model, load(recipe)
-    outcome = train_run(
-        recipe,
-        folder,
-        make_loss=_make_loss,
-        evaluate=evaluate,
-        estimate=_estimate,
-        resume=started,
-        load=load,
-        listener=listener,
-    )
+    outcome = train_run(recipe, folder, TOOLS, resume=started, load=load, listener=listener)
     return outcome.model, outcome.splits
-
-
-def _make_loss(recipe: Recipe, classes: int) -> nn.Module:
-    options = {"classes": classes, "dim": recipe.dim, "seed": recipe.seed}
-    return build_loss(recipe.loss, recipe.loss_options, **options)
-
-
-def _estimate(embeddings: Any, labels: Any) -> dict[str, Any]:
-    return PairStatistics.of(embeddings, labels).loss_record()
 
 
 def _chosen_on_test(recipe: Recipe) -> Splits:

@@ -2,13 +2,12 @@
 
 import csv
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from cbml.data import Batches, ClassBalancedSampler, ImageSet, Splits, TrainTransform
@@ -20,7 +19,7 @@ from cbml.files import replaced_file, write_json
 from cbml.models import Embedder
 from cbml.pseudo.labels import cluster_count
 from cbml.pseudo.recipe import batch_sizes
-from cbml.pseudo.refresh import Labels, Refresh, Rows, Study
+from cbml.pseudo.refresh import Labels, Refresh, Study
 from cbml.pseudo.staged import StagedLoss
 from cbml.pseudo.whitening import start_head
 from cbml.training import (
@@ -29,13 +28,13 @@ from cbml.training import (
     Recipe,
     Run,
     Team,
+    Tools,
     fit,
     note_test_look,
     read_record,
     score_split,
 )
 from cbml.training.assembly import (
-    Evaluate,
     Shelf,
     build_execution,
     build_model,
@@ -50,19 +49,12 @@ __all__ = ["load_pictures", "train_unlabelled"]
 
 _SPLITS = {(name,) for name in SPLIT_NAMES}
 
-MakeLoss = Callable[[Recipe, int], nn.Module]
-Estimate = Callable[[Rows, Labels], Mapping[str, Any]]
-Agreement = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[float, float]]
-
 
 def train_unlabelled(
     recipe: Recipe,
     folder: Path,
+    tools: Tools,
     *,
-    make_loss: MakeLoss,
-    evaluate: Evaluate,
-    agreement: Agreement | None = None,
-    estimate: Estimate | None = None,
     resume: bool = False,
     test: bool = False,
     team: Team | None = None,
@@ -76,10 +68,7 @@ def train_unlabelled(
     Args:
         recipe: every choice.
         folder: of the run.
-        make_loss: gives the loss of a recipe for a number of classes.
-        evaluate: as `cbml.evaluate`; used for the test and by study=true only.
-        agreement: NMI and AMI of true labels and clusters; used by study=true only.
-        estimate: gives the loss's constants for parameters="from-data"; asked at each clustering.
+        tools: makes the loss, scores; constants are estimated at each clustering.
         resume: go on from the newest checkpoint.
         test: look at the test classes when all is done; the record counts it.
         team: the processes that train together.
@@ -95,8 +84,8 @@ def train_unlabelled(
     restored = resume and any((folder / "checkpoints").glob("step-*/manifest.json"))
     if recipe.head_start == "whitened" and not restored:
         start_head(model, shelf, team)
-    loss = _loss(recipe, clusters, make_loss)
-    study = _study(recipe, splits, shelf, evaluate, agreement, team) if recipe.study else None
+    loss = _loss(recipe, clusters, tools)
+    study = _study(recipe, splits, shelf, tools, team) if recipe.study else None
     batches = _batches(recipe, splits.train, shelf, team)
     refresh = Refresh(
         shelf=shelf,
@@ -104,7 +93,7 @@ def train_unlabelled(
         every=recipe.refresh_epochs,
         cluster_by=recipe.cluster_by,
         loss=loss,
-        estimate=estimate if isinstance(loss, StagedLoss) else None,
+        estimate=tools.estimate if isinstance(loss, StagedLoss) else None,
         study=study,
         seed=recipe.seed,
         collapse=recipe.settings.collapse,
@@ -123,7 +112,7 @@ def train_unlabelled(
         listener=listener,
     )
     model.eval()
-    seen = score_split(model, splits, "test", evaluate, team) if test else None
+    seen = score_split(model, splits, "test", tools.evaluate, team) if test else None
     found = None if study is None else study(model, batches.images.known_labels[[*shelf.numbers]])
     if team.leads:
         if seen is not None:
@@ -158,14 +147,14 @@ def load_pictures(recipe: Recipe) -> Splits:
     return dataclasses.replace(splits, train=ImageSet(splits.train.paths))
 
 
-def _loss(recipe: Recipe, clusters: int, make_loss: MakeLoss) -> nn.Module:
+def _loss(recipe: Recipe, clusters: int, tools: Tools) -> nn.Module:
     if recipe.parameters == "given":
-        return make_loss(recipe, clusters)
+        return tools.make_loss(recipe, clusters)
     if recipe.labels == "each":
         raise BadData("parameters=from-data: needs clusters, and labels=each makes none")
 
     def make(options: Mapping[str, Any]) -> nn.Module:
-        return make_loss(with_parameters(recipe, {"options": options}), clusters)
+        return tools.make_loss(with_parameters(recipe, {"options": options}), clusters)
 
     return StagedLoss(make)
 
@@ -193,23 +182,16 @@ def _batches(recipe: Recipe, images: ImageSet, shelf: Shelf, team: Team) -> Batc
     )
 
 
-def _study(
-    recipe: Recipe,
-    splits: Splits,
-    shelf: Shelf,
-    evaluate: Evaluate,
-    agreement: Agreement | None,
-    team: Team,
-) -> Study:
+def _study(recipe: Recipe, splits: Splits, shelf: Shelf, tools: Tools, team: Team) -> Study:
     """Scores on classes held out of the training, and how well clusters meet true labels."""
     held = Shelf.of(splits.validation, recipe.crop) if len(splits.validation) else None
     truth = splits.train.known_labels[[*shelf.numbers]]
 
     def study(model: Embedder, labels: Labels) -> Mapping[str, float]:
-        scores = {} if agreement is None else {"nmi": agreement(truth, labels)[0]}
+        scores = {} if tools.agreement is None else {"nmi": tools.agreement(truth, labels)[0]}
         if held is not None:
             rows = held.embedded(model, team)
-            found = flat_scores(evaluate(rows, held.images.known_labels, clustering=False))
+            found = flat_scores(tools.evaluate(rows, held.images.known_labels, clustering=False))
             scores |= {f"held-out {name}": found[name] for name in ("recall@1", "map_at_r")}
         return scores
 

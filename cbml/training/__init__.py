@@ -11,6 +11,7 @@ from cbml.training.scoring import evaluate_split, note_test_look, score_conditio
 from cbml.training.session import Outcome, train_run
 from cbml.training.settings import Settings
 from cbml.training.team import Team, joined_team
+from cbml.training.tools import Tools
 
 __all__ = [
     "BadNumbers",
@@ -26,6 +27,7 @@ __all__ = [
     "Shown",
     "StepReport",
     "Team",
+    "Tools",
     "evaluate_split",
     "fit",
     "joined_team",

@@ -1,7 +1,7 @@
 """Constants of the loss that are estimated once, from the start model and the training pictures."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from cbml.data import ImageSet
 from cbml.errors import BadData, DamagedFile
 from cbml.models import Embedder, find_backbone
-from cbml.training.assembly import Rows, Shelf
+from cbml.training.assembly import Shelf
 from cbml.training.recipe import Recipe
 from cbml.training.runs import read_record
 from cbml.training.team import Team
+from cbml.training.tools import Estimate
 
 __all__ = [
-    "Estimate",
     "check_parameters",
     "estimate_parameters",
     "kept_parameters",
@@ -25,9 +25,6 @@ __all__ = [
     "with_default_parameters",
     "with_parameters",
 ]
-
-# Embeddings and labels in; out comes a record with the loss's "options" and what they come from.
-Estimate = Callable[[Rows, NDArray[np.int64]], Mapping[str, Any]]
 
 # Enough for means and spreads of similarities; a CPU embeds them in minutes.
 PICTURES = 4096

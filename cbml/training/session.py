@@ -6,18 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
 
 from cbml.data import Batches, ClassBalancedSampler, ImageSet, Splits
 from cbml.errors import BadData
 from cbml.files import write_json
 from cbml.models import Embedder
 from cbml.training.assembly import (
-    Evaluate,
-    Rows,
     Shelf,
     build_batches,
     build_execution,
@@ -27,7 +22,6 @@ from cbml.training.assembly import (
 )
 from cbml.training.loop import Fitted, fit
 from cbml.training.measured import (
-    Estimate,
     check_parameters,
     estimate_parameters,
     kept_parameters,
@@ -38,15 +32,12 @@ from cbml.training.recipe import CLASSES_PER_BATCH, PICTURES_PER_CLASS, Recipe
 from cbml.training.runs import Run
 from cbml.training.scoring import note_test_look, score_split
 from cbml.training.team import Team
+from cbml.training.tools import Tools
 from cbml.training.views import report_run
 
 __all__ = ["Outcome", "train_run"]
 
-MakeLoss = Callable[[Recipe, int], nn.Module]
 Load = Callable[[Recipe], Splits]
-Calibrate = Callable[[Rows, NDArray[np.int64]], Mapping[str, Any] | None]
-# The path of calibration.json, then as `Evaluate`.
-Check = Callable[..., Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -69,35 +60,25 @@ class Outcome:
 def train_run(
     recipe: Recipe,
     folder: Path,
+    tools: Tools,
     *,
-    make_loss: MakeLoss,
-    evaluate: Evaluate,
     resume: bool = False,
     test: bool = False,
     team: Team | None = None,
     listener: Listener | None = None,
     load: Load = load_splits,
-    estimate: Estimate | None = None,
-    calibrate: Calibrate | None = None,
-    check: Check | None = None,
 ) -> Outcome:
     """Do what a recipe says, with all records in one folder.
 
     Args:
         recipe: every choice.
         folder: of the run.
-        make_loss: gives the loss of a recipe for a number of classes.
-        evaluate: embeddings and labels in, scores out, as `cbml.evaluate`.
+        tools: makes the loss, scores; constants are estimated once and kept in run.json.
         resume: go on from the newest checkpoint.
         test: look at the test classes when all is done; the record counts it.
         team: the processes that train together.
         listener: hears of every step.
         load: gives the pictures of a recipe.
-        estimate: gives the loss's constants for parameters="from-data", from embeddings and labels
-            of training pictures by the start model; asked once, kept in run.json.
-        calibrate: gives what calibration.json shall hold, from embeddings and labels of the
-            validation pictures by the trained model; None keeps nothing.
-        check: gives how far calibration.json holds on the test pictures, where they are looked at.
     """
     check_parameters(recipe)  # before any picture is decoded
     team = team or Team()
@@ -111,14 +92,14 @@ def train_run(
     for note in splits.record.get("notes", ()):
         listener.say(note)
     model = build_model(recipe)
-    parameters = _parameters(recipe, folder if resume else None, model, splits, estimate, team)
+    parameters = _parameters(recipe, folder if resume else None, model, splits, tools, team)
     chosen = recipe if parameters is None else with_parameters(recipe, parameters)
-    loss = make_loss(chosen, len(splits.train.class_names))
+    loss = tools.make_loss(chosen, len(splits.train.class_names))
 
     def validate(candidate: Embedder) -> Mapping[str, float]:
         assert held is not None
         rows = held.embedded(candidate, team)
-        return flat_scores(evaluate(rows, held.images.known_labels, clustering=False))
+        return flat_scores(tools.evaluate(rows, held.images.known_labels, clustering=False))
 
     about = {"recipe": recipe.as_dict(), "data": splits.record, "parameters": parameters}
     fitted = fit(
@@ -134,36 +115,30 @@ def train_run(
     )
     model.eval()
     calibration = None
-    if calibrate is not None and held is not None:
+    if tools.calibrate is not None and held is not None:
         rows = held.embedded(model, team)
-        calibration = calibrate(rows, held.images.known_labels) if team.leads else None
+        calibration = tools.calibrate(rows, held.images.known_labels) if team.leads else None
     if calibration is not None:
         write_json(folder / "calibration.json", calibration)
     scores = None
     if test:
-        checked = check if calibration is not None else None
-        scores = _test_scores(folder, model, splits, evaluate, checked, team)
+        if calibration is None:
+            tools = dataclasses.replace(tools, check=None)
+        scores = _test_scores(folder, model, splits, tools, team)
     if team.leads:
         report_run(folder, model, splits)
     return Outcome(fitted, model, splits, None if scores is None else flat_scores(scores))
 
 
-def _test_scores(
-    folder: Path,
-    model: Embedder,
-    splits: Splits,
-    evaluate: Evaluate,
-    check: Check | None,
-    team: Team,
-) -> Any:
+def _test_scores(folder: Path, model: Embedder, splits: Splits, tools: Tools, team: Team) -> Any:
     """The scores on the test classes; the look is noted, and how far the probabilities held."""
     reliability: Mapping[str, Any] | None = None
 
     def evaluate_and_check(*rows: Any, **gallery: Any) -> Any:
         nonlocal reliability
-        if check is not None:  # here, where the test pictures are embedded already
-            reliability = check(folder / "calibration.json", *rows, **gallery)
-        return evaluate(*rows, **gallery)
+        if tools.check is not None:  # here, where the test pictures are embedded already
+            reliability = tools.check(folder / "calibration.json", *rows, **gallery)
+        return tools.evaluate(*rows, **gallery)
 
     scores = score_split(model, splits, "test", evaluate_and_check, team)
     if team.leads:
@@ -215,13 +190,13 @@ def _parameters(
     resumed: Path | None,
     model: Embedder,
     splits: Splits,
-    estimate: Estimate | None,
+    tools: Tools,
     team: Team,
 ) -> dict[str, Any] | None:
     if recipe.parameters == "given":
         return None
     if resumed is not None:
         return kept_parameters(resumed)
-    if estimate is None:
-        raise ValueError('parameters="from-data": train_run needs estimate')
-    return estimate_parameters(recipe, model, splits.train, estimate, team)
+    if tools.estimate is None:
+        raise ValueError('parameters="from-data": the tools need estimate')
+    return estimate_parameters(recipe, model, splits.train, tools.estimate, team)

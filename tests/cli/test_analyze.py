@@ -210,12 +210,13 @@ def test_mistakes_are_named(
 
 
 def test_near_copies_end_a_default_training_with_a_remedy() -> None:
-    from cbml.cli.train import _estimate
     from cbml.errors import BadData
+    from cbml.experiments.tools import TOOLS
     from tests.bayes.test_analysis import near_copies
 
-    with pytest.raises(BadData, match=r"near-copies.*cbml train --parameters given"):
-        _estimate(*near_copies())
+    with pytest.raises(BadData, match=r"near-copies.*--set parameters=given"):
+        assert TOOLS.estimate is not None
+        TOOLS.estimate(*near_copies())
 
 
 def test_two_processes_estimate_the_constants_of_one(finished: Path, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Constants of the loss from the data: estimated once, recorded, never again."""
 
-import dataclasses
+import functools
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from cbml.errors import BadData, DamagedFile
 from cbml.evaluation import evaluate
 from cbml.losses import build_loss
-from cbml.training import Recipe, Settings, read_record, train_run
+from cbml.training import Recipe, Settings, Tools, read_record, train_run
 from cbml.training.measured import (
     PICTURES,
     PICTURES_PER_CLASS,
@@ -40,6 +41,9 @@ def make_loss(recipe: Recipe, classes: int) -> nn.Module:
     return build_loss(recipe.loss, recipe.loss_options, classes=classes, dim=8, seed=0)
 
 
+TOOLS = Tools(make_loss=make_loss, evaluate=evaluate)
+
+
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
@@ -59,7 +63,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
 
 def test_estimated_once_recorded_and_kept(recipe: Recipe, tmp_path: Path) -> None:
     estimates, folder = Estimates(), tmp_path / "run"
-    train_run(recipe, folder, make_loss=make_loss, evaluate=evaluate, estimate=estimates)
+    train_run(recipe, folder, replace(TOOLS, estimate=estimates))
     record = read_record(folder)
     assert len(estimates.calls) == 1
     assert record["parameters"]["options"]["ratio.negative_center"] == 0.625
@@ -74,15 +78,16 @@ def test_estimated_once_recorded_and_kept(recipe: Recipe, tmp_path: Path) -> Non
         seen.append(chosen.loss_options["ratio.negative_center"])
         return make_loss(chosen, classes)
 
-    common: dict[str, Any] = {"make_loss": watched, "evaluate": evaluate, "resume": True}
-    train_run(recipe, folder, **common, estimate=estimates)
+    watching = Tools(make_loss=watched, evaluate=evaluate, estimate=estimates)
+    train_run(recipe, folder, watching, resume=True)
     assert (len(estimates.calls), seen) == (1, [0.6875])
 
 
 def test_runs_that_cannot_have_them(recipe: Recipe, tmp_path: Path) -> None:
-    common: dict[str, Any] = {"make_loss": make_loss, "evaluate": evaluate}
-    with pytest.raises(ValueError, match="needs estimate"):
-        train_run(recipe, tmp_path / "run", **common)
+    with pytest.raises(ValueError, match="need estimate"):
+        train_run(recipe, tmp_path / "run", TOOLS)
+    estimates = Estimates()
+    estimating = replace(TOOLS, estimate=estimates)
     (tmp_path / "run").mkdir(exist_ok=True)
     for parameters, kind, words in (
         (None, BadData, "was not started with"),
@@ -90,25 +95,20 @@ def test_runs_that_cannot_have_them(recipe: Recipe, tmp_path: Path) -> None:
     ):
         (tmp_path / "run" / "run.json").write_text(json.dumps({"parameters": parameters}))
         with pytest.raises(kind, match=words):
-            train_run(recipe, tmp_path / "run", **common, resume=True, estimate=Estimates())
+            train_run(recipe, tmp_path / "run", estimating, resume=True)
     with pytest.raises(BadData, match=r"loss\.ratio and parameters=from-data"):
         with_parameters(Recipe(data="x", loss_options={"ratio": "products"}), {"options": {}})
-    estimates, named = Estimates(), dataclasses.replace(recipe, loss_options={"ratio": "products"})
+    named = replace(recipe, loss_options={"ratio": "products"})
     with pytest.raises(BadData, match=r"loss\.ratio and parameters=from-data"):
-        train_run(named, tmp_path / "named", **common, estimate=estimates)
+        train_run(named, tmp_path / "named", estimating)
     assert estimates.calls == [], "nothing is embedded for what cannot be used"
 
 
 def test_calibration_is_written_where_there_is_one(recipe: Recipe, tmp_path: Path) -> None:
     for name, answer in (("with", {"said": 1}), ("without", None)):
-        train_run(
-            recipe,
-            tmp_path / name,
-            make_loss=make_loss,
-            evaluate=evaluate,
-            estimate=Estimates(),
-            calibrate=lambda rows, labels, answer=answer: answer,  # type: ignore[misc]
-        )
+        calibrate = functools.partial(lambda answer, rows, labels: answer, answer)
+        tools = replace(TOOLS, estimate=Estimates(), calibrate=calibrate)
+        train_run(recipe, tmp_path / name, tools)
         path = tmp_path / name / "calibration.json"
         assert path.exists() == (answer is not None)
     assert json.loads((tmp_path / "with" / "calibration.json").read_text()) == {"said": 1}
