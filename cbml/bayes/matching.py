@@ -157,7 +157,10 @@ class MatchProbability:
         s = np.atleast_1d(np.asarray(similarities, dtype=np.float64))
         if np.isnan(s).any():
             raise ValueError("similarities holds NaN")
-        around = self.background(s) if background is None else np.asarray(background)
+        # One for each query: as a row they would be taken for one of each result.
+        around = np.reshape(
+            self.background(s) if background is None else background, (*s.shape[:-1], 1)
+        )
         if self.by_both is None or result_background is None:
             odds = self.by_query(s, around)
         else:

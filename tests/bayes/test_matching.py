@@ -114,6 +114,13 @@ def test_filtered_results_keep_the_background_of_the_whole_list(fitted: MatchPro
     gaps = fitted.probability(np.array([[*ladder, -np.inf], [*ladder, 0.1]]))
     assert gaps[0].tolist() == pytest.approx([*whole.tolist(), 0.0])
     assert fitted.probability(0.9).shape == ()
+    # As many queries as results, the backgrounds in a row: each is still that of its query.
+    lists, around = np.tile(ladder[:2], (2, 1)), np.array([0.2, 0.7])
+    said = fitted.probability(lists, background=around)
+    assert said.tolist() == fitted.probability(lists, background=around[:, None]).tolist()
+    assert (said[0] > said[1]).all()
+    with pytest.raises(ValueError, match="reshape"):
+        fitted.probability(lists, background=[0.2, 0.7, 0.4])
     with pytest.raises(ValueError, match="NaN"):
         fitted.probability([0.5, math.nan])
 
