@@ -11,7 +11,8 @@ import pytest
 from cbml import MatchProbability, PairStatistics
 from cbml.bayes import Reliability
 from cbml.bayes.analysis import analyze_set, check_posteriors, check_results
-from cbml.bayes.fitting import backgrounds, crowd_ranks
+from cbml.bayes.expected import crowd_ranks
+from cbml.bayes.fitting import backgrounds
 from cbml.bayes.lists import nearest_lists, ranks_to_learn_from
 from cbml.errors import BadData
 from tests.bayes.cases import Set, crowded
