@@ -100,7 +100,7 @@ def looked_sets(recipe: "Recipe", *, whole: bool, test: bool) -> dict[str, Looke
         joined, *rest = parts.values()
         for images in rest:
             joined = joined.joined(images)
-        return {"pictures": Looked.of(joined, recipe.seed)}
+        return {"given": Looked.of(joined, recipe.seed)}
     names = ("train", "validation", "test") if test else ("train", "validation")
     chosen = {name: Looked.of(parts[name], recipe.seed) for name in names if name in parts}
     if test and "query" in parts and "gallery" in parts:

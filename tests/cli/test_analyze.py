@@ -77,8 +77,9 @@ def test_an_analysis_writes_numbers_figures_and_a_page(
     assert run(["analyze", str(finished), "--compare", str(finished), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(facts["sets"]) == {"train", "validation"}
-    assert list(facts["sets"]["train"]) == ["before", "after", "after, run"]
-    assert facts["sets"]["train"]["after"] == facts["sets"]["train"]["after, run"]
+    # Two runs of one name: the path tells them apart.
+    assert list(facts["sets"]["train"]) == ["before", "after", f"after, {finished}"]
+    assert facts["sets"]["train"]["after"] == facts["sets"]["train"][f"after, {finished}"]
     names = {"analysis.html", "analysis.json"}
     for name in ("similarities", "ratios", "reliability"):
         names |= {f"{name}.png", f"{name}.svg"}
@@ -184,13 +185,21 @@ def test_without_matplotlib_the_numbers_are_there(
     assert "<table" in (out / "analysis.html").read_text()
 
 
+def test_a_run_has_its_name_wherever_one_stands(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished)
+    assert run(["analyze", ".", "--out", str(tmp_path)]) == 0
+    assert f"<title>{finished.name}</title>" in (tmp_path / "analysis.html").read_text()
+
+
 def test_other_pictures(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (finished / "calibration.json").read_bytes()
     data = read_record(finished)["recipe"]["data"]
     words = ["analyze", str(finished), data, "--out", str(tmp_path / "figures"), "--json"]
     assert run(words) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert list(facts["sets"]) == ["pictures"]
+    assert list(facts["sets"]) == ["given"]
     assert facts["reliability"] == {}
     assert (finished / "calibration.json").read_bytes() == before
 
