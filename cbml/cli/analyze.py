@@ -141,6 +141,7 @@ def _checked(
     from cbml.errors import BadData
 
     if "validation" not in seen:
+        print("no probabilities: no classes were held out to learn them from", file=sys.stderr)
         return {}
     held, whole = seen["validation"], sets["validation"].whole
     if whole is not None:

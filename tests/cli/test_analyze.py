@@ -147,6 +147,26 @@ def test_a_sample_does_not_replace_what_all_pictures_taught(
     assert facts["reliability"]["validation, halves of classes"] == after["check"]
 
 
+def test_pictures_learned_without_labels_are_no_held_out_classes(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them were trained on: probabilities learned from them would promise too much."""
+    data, out = str(read_record(finished)["recipe"]["data"]), tmp_path / "run"
+    assert run(["train", data, *SMALL, "--labels", "none", "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert run(["analyze", str(out), "--test", "--json"]) == 0
+    shown = capsys.readouterr()
+    facts = json.loads(shown.out)
+    assert list(facts["sets"]) == ["train"]
+    counts = read_record(finished)["data"]["counts"]
+    pictures = counts["train"]["pictures"] + counts["validation"]["pictures"]
+    assert facts["sets"]["train"]["after"]["pictures"] == pictures
+    assert read_record(out)["test_looks"] == 0
+    assert facts["reliability"] == {}
+    assert "no classes were held out" in shown.err
+    assert not (out / "calibration.json").exists()
+
+
 def test_every_look_at_test_pictures_is_counted(finished: Path, tmp_path: Path) -> None:
     """Also by the name of the run's own pictures, and for the run that stands beside it."""
     other, out = tmp_path / "other", ["--out", str(tmp_path / "figures")]
