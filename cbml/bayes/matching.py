@@ -188,7 +188,8 @@ class MatchProbability:
             positives: R, how many right pictures a query can expect; as where it was fitted when
                 neither this nor labels are given.
         """
-        rows, ready, expected = _unit(embeddings), self, None
+        rows, ready = _unit(embeddings), self
+        expected: Expected | None = None
         if positives is not None:
             expected = Expected.of_number(positives, len(rows))
         if labels is not None:
