@@ -54,7 +54,7 @@ def read_fields(path: Path) -> dict[str, Any]:
             "crowd": (int(begin), int(end)),
             "check": _check(facts["check"]),
         }
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedFile(f"{path}: not what this program writes ({error})") from None
 
 

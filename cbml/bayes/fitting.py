@@ -1,6 +1,6 @@
 """From lists of search results to log odds of a match."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,15 +12,10 @@ from cbml.bayes.odds import Line, Odds
 from cbml.bayes.reliability import Reliability
 from cbml.errors import BadData
 
-__all__ = ["Fit", "Numbers", "Results", "backgrounds", "choose_fit", "crowd_ranks"]
+__all__ = ["Fit", "Numbers", "Results", "backgrounds", "choose_fit"]
 
 Numbers = NDArray[np.float64]
 
-# The crowd of a query: so many results, the first of them behind nearly all that can be right.
-CROWD = 10
-SPARE = 1.5
-# No list is looked at farther than this: classes may have any number of pictures.
-DEEPEST = 1000
 # Ceilings that are tried: so large a share of the right results lies below.
 SHARES = (1.0, 0.9, 0.75)
 
@@ -63,20 +58,6 @@ class Fit(NamedTuple):
 
     odds: Odds
     check: Reliability
-
-
-def crowd_ranks(positives: NDArray[Any], pictures: int) -> tuple[int, int]:
-    """Begin and end of the ranks whose mean similarity is a query's background.
-
-    Args:
-        positives: how many right results there are for each query. (Q,)
-        pictures: that a search can find.
-    """
-    first = int(np.ceil(SPARE * np.percentile(positives, 90)))
-    first = min(max(first, CROWD), DEEPEST)
-    if pictures < first + CROWD:  # a small set: the farther half of it
-        return min(first, pictures // 2), pictures
-    return first, first + CROWD
 
 
 def backgrounds(similarities: ArrayLike, ranks: tuple[int, int], typical: float) -> Numbers:

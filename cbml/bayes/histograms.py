@@ -66,6 +66,8 @@ class PairHistogram:
             gallery_labels: one per row of the gallery. (M,)
             bins: steps of equal width, B.
         """
+        if bins < 1:
+            raise ValueError(f"bins must be at least 1, got {bins}")
         pairs = pair_up(embeddings, labels, gallery_embeddings, gallery_labels)
         total, positive = np.zeros(bins, dtype=np.int64), np.zeros(bins, dtype=np.int64)
         for start, stop, places in _blocks(pairs, bins):
@@ -90,7 +92,10 @@ class PairHistogram:
         Args:
             bins: a divisor of the number of steps.
         """
-        shape = (bins, len(self.positive) // bins)
+        steps = len(self.positive)
+        if bins < 1 or steps % bins:
+            raise ValueError(f"bins must divide the {steps} steps there are, got {bins}")
+        shape = (bins, steps // bins)
         return PairHistogram(
             self.positive.reshape(shape).sum(axis=1), self.negative.reshape(shape).sum(axis=1)
         )

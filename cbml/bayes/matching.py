@@ -11,21 +11,19 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
 from cbml.bayes.calibrations import KIND, facts_of, read_fields
-from cbml.bayes.fitting import backgrounds, crowd_ranks
+from cbml.bayes.expected import Expected, enough_to_learn
+from cbml.bayes.fitting import backgrounds
 from cbml.bayes.learning import learn
 from cbml.bayes.lists import crowd_means, nearest_lists
 from cbml.bayes.odds import Line, Odds
-from cbml.bayes.pairs import Rows
+from cbml.bayes.pairs import Rows, unit
 from cbml.bayes.records import sealed
 from cbml.bayes.reliability import Reliability
 from cbml.errors import BadData, DamagedFile
 from cbml.files import write_json
-from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
+from cbml.index.inputs import Labels, Matrix, as_labels
 
 __all__ = ["MatchProbability"]
-
-# What a gallery with labels must have to teach its own weights.
-ENOUGH_PICTURES, ENOUGH_CLASSES = 200, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,22 +89,23 @@ class MatchProbability:
             seed: of that choice, and of the halves of classes that check each other.
         """
         rows = _unit(embeddings)
-        codes = np.unique(as_labels(labels, len(rows), "labels"), return_inverse=True)[1]
-        others = np.bincount(codes)[codes] - 1
-        if not others.any():
+        names = as_labels(labels, len(rows), "labels")
+        _, codes, sizes = np.unique(names, return_inverse=True, return_counts=True)
+        if sizes.max() < 2:
             raise BadData("labels: no two pictures share a class, so that no result is right")
-        crowd = crowd_ranks(others, len(rows) - 1)
-        learned = learn(rows, codes, crowd, seed=seed)
+        expected = Expected.of_classes(sizes)
+        learned = learn(rows, codes, expected.crowd, seed=seed)
         query, both = learned.by_query, learned.by_both
-        expected = float(others.mean())
+        # Each was searched for among the others.
+        positives = expected.own_positives
         return cls(
             by_query=query.odds,
             by_both=None if both is None else both.odds,
-            crowd=crowd,
+            crowd=expected.crowd,
             typical_background=learned.background,
-            fitted_positives=expected,
-            positives=expected,
-            own_positives=expected,
+            fitted_positives=positives,
+            positives=positives,
+            own_positives=positives,
             check=(both or query).check,
             source=query.odds.line,
         )
@@ -131,7 +130,8 @@ class MatchProbability:
             places: of the results; below zero for none. (..., K)
         """
         wanted = np.asarray(places, dtype=np.int64)
-        return crowd_means(_unit(embeddings), wanted, self.crowd, self.typical_background)
+        rows = unit(embeddings, "embeddings")
+        return crowd_means(rows, wanted, self.crowd, self.typical_background)
 
     def probability(
         self,
@@ -157,7 +157,10 @@ class MatchProbability:
         s = np.atleast_1d(np.asarray(similarities, dtype=np.float64))
         if np.isnan(s).any():
             raise ValueError("similarities holds NaN")
-        around = self.background(s) if background is None else np.asarray(background)
+        if background is None:
+            background = self.background(s)
+        # One for each query: as a row they would be taken for one of each result.
+        around = np.reshape(background, (*s.shape[:-1], 1))
         if self.by_both is None or result_background is None:
             odds = self.by_query(s, around)
         else:
@@ -185,32 +188,27 @@ class MatchProbability:
             positives: R, how many right pictures a query can expect; as where it was fitted when
                 neither this nor labels are given.
         """
-        rows, base, own_positives = _unit(embeddings), self, positives
-        crowd = self.crowd
+        rows, ready = _unit(embeddings), self
+        expected: Expected | None = None
         if positives is not None:
-            if not (math.isfinite(positives) and positives > 0.0):
-                raise ValueError(f"positives must be a finite number above zero, got {positives}")
-            crowd = crowd_ranks(np.array([positives]), len(rows) - 1)
+            expected = Expected.of_number(positives, len(rows))
         if labels is not None:
             names = as_labels(labels, len(rows), "labels")
-            _, codes, sizes = np.unique(names, return_inverse=True, return_counts=True)
+            sizes = np.unique(names, return_counts=True)[1]
             try:
-                if _teaches(sizes):
-                    base = MatchProbability.fit(rows, names)
-                if positives is None:
-                    positives = float(np.square(sizes).sum() / len(rows))
-                    # Where no two pictures share a class, almost nothing is right.
-                    own_positives = max(positives - 1.0, 1.0 / len(rows))
-                    crowd = crowd_ranks(sizes[codes] - 1, len(rows) - 1)
+                if enough_to_learn(sizes):
+                    ready = MatchProbability.fit(rows, names)
+                expected = expected or Expected.of_classes(sizes)
             except BadData:  # labels that similarity tells nothing of, such as dates, are as none
                 pass
-        expected = self.fitted_positives if positives is None else positives
-        if base is self:
-            base = self._with_crowd(rows, max(crowd, self.crowd))
+        if expected is None:  # as where it was fitted
+            expected = Expected(self.fitted_positives, self.fitted_positives, self.crowd)
+        if ready is self:
+            ready = self._with_crowd(rows, max(self.crowd, expected.crowd))
         return dataclasses.replace(
-            base,
-            positives=expected,
-            own_positives=expected if own_positives is None else own_positives,
+            ready,
+            positives=expected.positives,
+            own_positives=expected.own_positives,
             source=self.source,
         )
 
@@ -258,14 +256,8 @@ class MatchProbability:
             raise DamagedFile(f"{path}: not what this program writes ({error})") from None
 
 
-def _teaches(sizes: NDArray[np.int64]) -> bool:
-    """Whether classes of these sizes give enough right results to learn from."""
-    shared = sizes[sizes > 1]
-    return bool(shared.sum() >= ENOUGH_PICTURES and len(shared) >= ENOUGH_CLASSES)
-
-
 def _unit(embeddings: Matrix) -> Rows:
-    matrix = as_matrix(embeddings, "embeddings")
-    if len(matrix) < 2:
+    rows = unit(embeddings, "embeddings")
+    if len(rows) < 2:
         raise BadData("embeddings: one picture is no gallery")
-    return unit_rows(matrix, np.arange(len(matrix)), "embeddings").numpy()
+    return rows

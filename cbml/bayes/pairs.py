@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from cbml.errors import BadData
 from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
 
-__all__ = ["Pairs", "pair_up", "read_sides"]
+__all__ = ["Pairs", "pair_up", "read_sides", "unit"]
 
 Rows = NDArray[np.float32]
 Whole = NDArray[np.int64]
@@ -109,6 +109,17 @@ def read_sides(
     if (names.dtype.kind == "U") != (other_names.dtype.kind == "U"):
         raise TypeError("labels and gallery_labels must both be integers or both be strings")
     return (matrix, names), (other, other_names)
+
+
+def unit(embeddings: Matrix, name: str) -> Rows:
+    """The rows in their order, divided by their length. (N, D)
+
+    Args:
+        embeddings: one row per picture. (N, D)
+        name: the argument's name, for the error.
+    """
+    matrix = as_matrix(embeddings, name)
+    return unit_rows(matrix, np.arange(len(matrix)), name).numpy()
 
 
 def _sorted(matrix: NDArray[Any], names: NDArray[Any], name: str) -> tuple[Rows, NDArray[Any]]:

@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbml.bayes.lists import QUERIES, nearest_lists
-from cbml.bayes.pairs import Rows, Whole, read_sides
+from cbml.bayes.pairs import Rows, Whole, read_sides, unit
 from cbml.errors import BadData
 from cbml.index import Index
-from cbml.index.inputs import Labels, Matrix, unit_rows
+from cbml.index.inputs import Labels, Matrix
 
-__all__ = ["Results", "Sides"]
+__all__ = ["Found", "Sides"]
 
 
-class Results(NamedTuple):
+class Found(NamedTuple):
     """The nearest pictures of each query, the nearest first.
 
     Args:
@@ -112,22 +112,21 @@ class Sides:
         """The pictures that answer, one row each."""
         return self.matrix if self.gallery is None else self.gallery
 
-    def results(self, depth: int) -> Results:
+    def results(self, depth: int) -> Found:
         """What searches find, of 2,048 queries where there are more.
 
         Args:
             depth: results for each query; fewer where fewer pictures are searched.
         """
-        rows = unit_rows(self.matrix, np.arange(len(self.matrix)), "embeddings").numpy()
+        rows = unit(self.matrix, "embeddings")
         if self.gallery is None or self.gallery_codes is None:
             lists = nearest_lists(rows, depth)
-            return Results(lists.similarities, lists.neighbours, lists.matches(self.codes))
+            return Found(lists.similarities, lists.neighbours, lists.matches(self.codes))
         places = np.arange(len(rows))
         if len(rows) > QUERIES:
             places = np.sort(np.random.default_rng(0).permutation(len(rows))[:QUERIES])
         index = Index(rows.shape[1])
-        order = np.arange(len(self.gallery))
-        index.add(unit_rows(self.gallery, order, "gallery_embeddings").numpy())
+        index.add(unit(self.gallery, "gallery_embeddings"))
         found = index.search(rows[places], depth)
         right: NDArray[np.bool_] = self.gallery_codes[found.ids] == self.codes[places][:, None]
-        return Results(found.similarities, found.ids, right)
+        return Found(found.similarities, found.ids, right)

@@ -60,7 +60,7 @@ def verb(
     if data is None:
         reliability = _checked(models["after"], sets, seen, run / "calibration.json")
     folder.mkdir(parents=True, exist_ok=True)
-    files = _draw(folder, run.name, grid, reliability, drawing)
+    files = _draw(folder, run.resolve().name, grid, reliability, drawing)
     facts = {
         "run": str(run),
         "data": recipe.data,
@@ -93,7 +93,9 @@ def _models(run: Path, compare: Path | None, recipe: "Recipe") -> dict[str, "Emb
 
     models = {"before": build_model(recipe), "after": Embedder.load(model_folder(run))}
     if compare is not None:
-        name = compare.name if compare.name not in models else str(compare)
+        name = compare.resolve().name
+        if name == run.resolve().name:  # runs/a/emoji beside runs/b/emoji
+            name = str(compare)
         models[f"after, {name}"] = Embedder.load(model_folder(compare))
     return models
 
@@ -139,6 +141,7 @@ def _checked(
     from cbml.errors import BadData
 
     if "validation" not in seen:
+        print("no probabilities: no classes were held out to learn them from", file=sys.stderr)
         return {}
     held, whole = seen["validation"], sets["validation"].whole
     if whole is not None:

@@ -1,12 +1,13 @@
 """The pictures whose pairs `cbml analyze` looks at: a set, or queries and a gallery."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cbml.pseudo import load_pictures
 from cbml.training import note_test_look
 from cbml.training.assembly import Shelf, load_splits
 from cbml.training.measured import sample_places
@@ -97,10 +98,9 @@ def looked_sets(recipe: "Recipe", *, whole: bool, test: bool) -> dict[str, Looke
     """
     parts = {name: images for name, images in load_splits(recipe).parts().items() if len(images)}
     if whole:
-        joined, *rest = parts.values()
-        for images in rest:
-            joined = joined.joined(images)
-        return {"pictures": Looked.of(joined, recipe.seed)}
+        return {"given": Looked.of(_joined(parts.values()), recipe.seed)}
+    if recipe.labels != "known" and not recipe.study:
+        parts = _as_trained(recipe, parts)
     names = ("train", "validation", "test") if test else ("train", "validation")
     chosen = {name: Looked.of(parts[name], recipe.seed) for name in names if name in parts}
     if test and "query" in parts and "gallery" in parts:
@@ -117,6 +117,28 @@ def count_look(run: Path, sets: Mapping[str, Looked]) -> None:
     """
     if shows_test_pictures(run, (path for looked in sets.values() for path in looked.paths)):
         note_test_look(run)
+
+
+def _as_trained(recipe: "Recipe", parts: Mapping[str, "ImageSet"]) -> dict[str, "ImageSet"]:
+    """The parts for a run that knew no labels: nothing was held out but what is only for testing.
+
+    Args:
+        recipe: of the run.
+        parts: as a run with labels would have them.
+    """
+    learned = _joined(parts[name] for name in ("train", "validation") if name in parts)
+    # Of a plain folder all pictures are trained on; then none of them can test anything.
+    seen = set(load_pictures(recipe).train.paths)
+    rest = {name: images for name, images in parts.items() if name not in ("train", "validation")}
+    unseen = {name: images for name, images in rest.items() if seen.isdisjoint(images.paths)}
+    return {"train": learned, **unseen}
+
+
+def _joined(sets: Iterable["ImageSet"]) -> "ImageSet":
+    joined, *rest = sets
+    for images in rest:
+        joined = joined.joined(images)
+    return joined
 
 
 def _names(images: "ImageSet") -> Any:

@@ -82,7 +82,10 @@ def answered(gallery: "Gallery", query: Query, wish: Wish, ranking: Ranking) -> 
         ranking: as `ranked` gave it.
     """
     if wish.min_probability is not None and not gallery.has_probability:
-        raise BadData("min_probability: this gallery has no calibration, so no probabilities")
+        raise BadData(
+            "min_probability: this gallery has no calibration, so no probabilities; make it from "
+            "a run that has one (cbml train and cbml analyze write calibration.json)"
+        )
     allowed = np.zeros(len(gallery), dtype=np.bool_)
     allowed[gallery.places(label=wish.label, text=wish.text)] = True
     candidates = _passing(gallery, query, ranking, allowed, wish.k)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Settings", "Site"]
 
 BAD_IMAGES = "bad_images.csv"
+# So large a share of the pictures must have labels for these to teach match probabilities: a few
+# pictures beside the folders change little, but among many the known ones have another crowd.
+MOSTLY = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +178,12 @@ class Site:
             return
         if before is not None and before.source == calibration.source and not self.changed:
             return
-        labels = [picture.label for picture in state.pictures]
-        fitted = calibration.for_gallery(
-            self.store.vectors(_ids(state.pictures)),
-            None if None in labels else np.array(labels),
-        )
+        known = tuple(picture for picture in state.pictures if picture.label is not None)
+        if len(known) >= MOSTLY * len(state.pictures):
+            labels = np.array([picture.label for picture in known])
+            fitted = calibration.for_gallery(self.store.vectors(_ids(known)), labels)
+        else:
+            fitted = calibration.for_gallery(self.store.vectors(_ids(state.pictures)))
         self.state = dataclasses.replace(state, calibration=fitted)
 
     def _opened_store(self) -> Store:

@@ -51,6 +51,14 @@ def test_checks_of_queries_search_the_gallery() -> None:
     assert set(check_posteriors(*query, **given)) >= {"gaussian", "monotone"}
 
 
+def test_a_gallery_of_one_picture_can_be_searched_and_checked() -> None:
+    """It has no crowd: its only picture is where a typical one is."""
+    rows, labels = crowded(2)
+    gallery: dict[str, Any] = {"gallery_embeddings": rows[:1], "gallery_labels": labels[:1]}
+    checks = check_results(MatchProbability.fit(*crowded(0)), rows[1:30], labels[1:30], **gallery)
+    assert sum(checks[10].counts) == 29
+
+
 def test_a_gallery_without_half_of_the_classes_cannot_be_checked() -> None:
     rows, labels = np.eye(4, dtype=np.float32), [0, 1, 2, 3]
     gallery: dict[str, Any] = {"gallery_embeddings": np.ones((3, 4)), "gallery_labels": [0, 0, 0]}

@@ -45,6 +45,16 @@ def test_coarser_steps_hold_the_same_pairs() -> None:
     assert (coarse.negative.sum(), len(coarse.edges)) == (fine.negative.sum(), 21)
 
 
+@pytest.mark.parametrize("bins", [0, -3])
+def test_steps_that_cannot_be_are_refused(bins: int) -> None:
+    with pytest.raises(ValueError, match=f"bins must be at least 1, got {bins}"):
+        PairHistogram.of(*drawn(1), bins=bins)
+    fine = PairHistogram.of(*drawn(1), bins=30)
+    for wrong in (7, bins):
+        with pytest.raises(ValueError, match=f"bins must divide the 30 steps .* got {wrong}"):
+            fine.coarser(wrong)
+
+
 @pytest.mark.parametrize("positive", [True, False])
 def test_distance_to_the_gaussian(positive: bool) -> None:
     rows, labels = drawn(2, pictures=50, dim=6)

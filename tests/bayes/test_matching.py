@@ -11,7 +11,8 @@ import pytest
 from cbml import MatchProbability, PairStatistics
 from cbml.bayes import Reliability
 from cbml.bayes.analysis import analyze_set, check_posteriors, check_results
-from cbml.bayes.fitting import backgrounds, crowd_ranks
+from cbml.bayes.expected import crowd_ranks
+from cbml.bayes.fitting import backgrounds
 from cbml.bayes.lists import nearest_lists, ranks_to_learn_from
 from cbml.errors import BadData
 from tests.bayes.cases import Set, crowded
@@ -114,6 +115,13 @@ def test_filtered_results_keep_the_background_of_the_whole_list(fitted: MatchPro
     gaps = fitted.probability(np.array([[*ladder, -np.inf], [*ladder, 0.1]]))
     assert gaps[0].tolist() == pytest.approx([*whole.tolist(), 0.0])
     assert fitted.probability(0.9).shape == ()
+    # As many queries as results, the backgrounds in a row: each is still that of its query.
+    lists, around = np.tile(ladder[:2], (2, 1)), np.array([0.2, 0.7])
+    said = fitted.probability(lists, background=around)
+    assert said.tolist() == fitted.probability(lists, background=around[:, None]).tolist()
+    assert (said[0] > said[1]).all()
+    with pytest.raises(ValueError, match="reshape"):
+        fitted.probability(lists, background=[0.2, 0.7, 0.4])
     with pytest.raises(ValueError, match="NaN"):
         fitted.probability([0.5, math.nan])
 

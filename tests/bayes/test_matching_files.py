@@ -97,6 +97,8 @@ def test_altered_files_are_refused(fitted: MatchProbability, tmp_path: Path) -> 
         {"positives": -1.0},
         {"own_positives": 0.0},
         {"positives": None},
+        {"positives": 10**400},
+        {"crowd": [math.inf, math.inf]},
         {"check": 5},
         {"check": {}},
         {"check": {"said": "all", "seen": "well", "counts": [], "ece": "0", "brier": [], "x": 1}},
@@ -121,6 +123,7 @@ def test_a_sealed_file_of_other_content_is_refused(
         {"log_loss": None},
         {"said": [0.5]},
         {"counts": ["many"] * 10},
+        {"counts": [math.inf] * 10},
         {"seen": 0.5},
     ],
 )

@@ -77,8 +77,9 @@ def test_an_analysis_writes_numbers_figures_and_a_page(
     assert run(["analyze", str(finished), "--compare", str(finished), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(facts["sets"]) == {"train", "validation"}
-    assert list(facts["sets"]["train"]) == ["before", "after", "after, run"]
-    assert facts["sets"]["train"]["after"] == facts["sets"]["train"]["after, run"]
+    # Two runs of one name: the path tells them apart.
+    assert list(facts["sets"]["train"]) == ["before", "after", f"after, {finished}"]
+    assert facts["sets"]["train"]["after"] == facts["sets"]["train"][f"after, {finished}"]
     names = {"analysis.html", "analysis.json"}
     for name in ("similarities", "ratios", "reliability"):
         names |= {f"{name}.png", f"{name}.svg"}
@@ -146,6 +147,26 @@ def test_a_sample_does_not_replace_what_all_pictures_taught(
     assert facts["reliability"]["validation, halves of classes"] == after["check"]
 
 
+def test_pictures_learned_without_labels_are_no_held_out_classes(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them were trained on: probabilities learned from them would promise too much."""
+    data, out = str(read_record(finished)["recipe"]["data"]), tmp_path / "run"
+    assert run(["train", data, *SMALL, "--labels", "none", "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert run(["analyze", str(out), "--test", "--json"]) == 0
+    shown = capsys.readouterr()
+    facts = json.loads(shown.out)
+    assert list(facts["sets"]) == ["train"]
+    counts = read_record(finished)["data"]["counts"]
+    pictures = counts["train"]["pictures"] + counts["validation"]["pictures"]
+    assert facts["sets"]["train"]["after"]["pictures"] == pictures
+    assert read_record(out)["test_looks"] == 0
+    assert facts["reliability"] == {}
+    assert "no classes were held out" in shown.err
+    assert not (out / "calibration.json").exists()
+
+
 def test_every_look_at_test_pictures_is_counted(finished: Path, tmp_path: Path) -> None:
     """Also by the name of the run's own pictures, and for the run that stands beside it."""
     other, out = tmp_path / "other", ["--out", str(tmp_path / "figures")]
@@ -184,13 +205,21 @@ def test_without_matplotlib_the_numbers_are_there(
     assert "<table" in (out / "analysis.html").read_text()
 
 
+def test_a_run_has_its_name_wherever_one_stands(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished)
+    assert run(["analyze", ".", "--out", str(tmp_path)]) == 0
+    assert f"<title>{finished.name}</title>" in (tmp_path / "analysis.html").read_text()
+
+
 def test_other_pictures(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (finished / "calibration.json").read_bytes()
     data = read_record(finished)["recipe"]["data"]
     words = ["analyze", str(finished), data, "--out", str(tmp_path / "figures"), "--json"]
     assert run(words) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert list(facts["sets"]) == ["pictures"]
+    assert list(facts["sets"]) == ["given"]
     assert facts["reliability"] == {}
     assert (finished / "calibration.json").read_bytes() == before
 

@@ -104,7 +104,7 @@ def test_search_html_is_one_safe_file(capsys: pytest.CaptureFixture[str], tmp_pa
         (["{gallery}", "--id", "99999"], 3, "picture 99999: not in this gallery"),
         (["{gallery}", "missing.png"], 3, "missing.png: cannot be opened"),
         (["{gallery}", "--id", "0", "--k", "0"], 3, "k must be from 1"),
-        (["{gallery}", "--id", "0", "--min-probability", "0.5"], 3, "no calibration"),
+        (["{gallery}", "--id", "0", "--min-probability", "0.5"], 3, "from a run that has one"),
     ],
 )
 def test_search_says_what_is_wrong(

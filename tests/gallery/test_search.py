@@ -293,6 +293,23 @@ def test_probabilities_are_those_of_the_calibration(folder: Path, tmp_path: Path
         assert [result.probability for result in few] == [by_id[result.id] for result in few]
 
 
+def test_a_few_pictures_without_a_label_do_not_make_the_labels_unknown(
+    folder: Path, tmp_path: Path
+) -> None:
+    listed = list_pictures(folder)
+    assert [one.label for one in listed].count(None) == 1
+    build(small.model(), listed, tmp_path / "mostly", calibration=calibration())
+    with Gallery(tmp_path / "mostly") as opened:
+        assert opened.state.calibration is not None
+        assert opened.state.calibration.own_positives == small.EACH - 1
+    # One of six is too many.
+    some = [one for one in listed if one.label in (None, "class 1")]
+    build(small.model(), some, tmp_path / "some", calibration=calibration())
+    with Gallery(tmp_path / "some") as opened:
+        assert opened.state.calibration is not None
+        assert opened.state.calibration.own_positives == calibration().positives != small.EACH - 1
+
+
 def test_only_pictures_that_are_shown_are_looked_around(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
