@@ -243,8 +243,8 @@ def test_near_copies_end_a_default_training_with_a_remedy() -> None:
     from cbml.experiments.tools import TOOLS
     from tests.bayes.test_analysis import near_copies
 
+    assert TOOLS.estimate is not None
     with pytest.raises(BadData, match=r"near-copies.*--set parameters=given"):
-        assert TOOLS.estimate is not None
         TOOLS.estimate(*near_copies())
 
 
