@@ -74,6 +74,24 @@ def test_a_search_over_words_ends_when_all_are_tried(
     assert {line["overrides"][-1] for line in found} == {"averaging=log", "averaging=sqrt"}
 
 
+def test_a_search_of_other_ranges_counts_only_what_lies_in_them(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--only", "CBML", "--json", "--count", "2", "--search"]
+    for ranges in ("averaging=log,sqrt", "averaging=const,sqrt"):
+        assert reproduce("loss-ablation", root, tmp_path, *words, ranges) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert {line["overrides"][-1].split("=")[1] for line in found} == set(
+            ranges.split("=")[1].split(",")
+        )
+    # Written with six digits, all numbers of the second range are one, just outside of it.
+    for low, high in ((1e-5, 1e-2), (1.00000123e-4, 1.00000124e-4)):
+        ranges = f"learning_rate={low}:{high}"
+        assert reproduce("loss-ablation", root, tmp_path, *words, ranges) == 0
+        found = json.loads(capsys.readouterr().out)
+    assert [line["overrides"][-1] for line in found] == ["learning_rate=0.0001"]
+
+
 @pytest.mark.parametrize("name", FIGURE_TABLES)
 def test_a_figure_is_one_command(name: str, root: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -105,7 +123,18 @@ def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> Non
         (["pseudo", "--search", "learning_rate=1e-5:1e-3"], 3, "nothing to judge by"),
         (["lambda", "--data", "birds"], 3, "use one of emoji, cub"),
         (["lambda", "--weights", "nowhere.pt"], 3, "nowhere.pt: no such file"),
-        (["pseudo", "--trials"], 3, "nothing to try on"),
+        (["pseudo", "--trials"], 3, "nothing to judge by"),
+        (["lambda", "--only", "*1.0", "--search", "seed=0,1"], 3, "say it by --seeds"),
+        (
+            ["lambda", "--only", "*1.0", "--search", "crop=1:2", "--set", "data=cub"],
+            3,
+            "say it by --data",
+        ),
+        (
+            ["lambda", "--only", "*1.0", "--search", "crop=1:2", "--set", "steps=1,2"],
+            3,
+            "give one value beside --search",
+        ),
     ],
 )
 def test_wrong_words_are_one_line(

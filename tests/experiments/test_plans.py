@@ -174,9 +174,20 @@ def test_sweeps_are_all_combinations_and_know_options_of_the_loss() -> None:
         ("stepz=3", "did you mean 'steps'"),
         ("seed=5", "say it by --seeds"),
         ("data=cub", "say it by --data"),
+        ("weights=path:resnet50.pt", "say it by --weights"),
+        ("averaging=sqrt", "neither a setting nor an option of multi_similarity; leave rows"),
+        ("variance_weigt=1", "did you mean 'variance_weight'"),
+        ("variance_weight=1,much", "variance_weight must be a number"),
+        ("loss=cbm", "did you mean 'cbml'"),
     ):
         with pytest.raises(BadData, match=message):
             plan_units(plan(only=("MS",), sweeps=(wrong,)), range(1))
+
+
+@pytest.mark.parametrize("change", ["validation=0", "labels=none"])
+def test_trials_need_something_to_judge_by(change: str) -> None:
+    with pytest.raises(BadData, match="held-out classes there is nothing to judge by"):
+        plan_trials(plan(only=("MS",), sweeps=(change,)))
 
 
 def test_a_run_is_named_by_what_decides_it() -> None:
