@@ -157,6 +157,17 @@ def test_a_row_without_labels_takes_the_rate_of_its_method_with_labels() -> None
     units = plan_units(plan(table=GAP, only=rows), range(1), trials)
     found = {unit.row.split(" ")[0]: unit.recipe.settings.learning_rate for unit in units}
     assert (found["ProxyNCA"], found["CBML"]) == (RATES[0], RATES[-1])
+    for name in ("pseudo", "pseudo-backbones", "pseudo-components", "pseudo-batch-size"):
+        units = plan_units(plan(table=TABLES[name]), range(1), trials)
+        assert {unit.recipe.settings.learning_rate for unit in units} == {RATES[-1]}
+
+
+@pytest.mark.parametrize("name", ["imagenet", "pseudo-scratch"])
+def test_random_weights_do_not_take_the_rate_of_pretrained_ones(name: str) -> None:
+    trials = [trial(row, rate, rate) for rate in RATES for row in ("CBML +MVC +mining", "MS")]
+    units = plan_units(plan(table=TABLES[name]), range(1), trials)
+    assert {unit.rate_from for unit in units} == {"recipe"}
+    assert {unit.recipe.settings.learning_rate for unit in units} == {1e-3}
 
 
 def test_sweeps_are_all_combinations_and_know_options_of_the_loss() -> None:
