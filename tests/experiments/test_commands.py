@@ -101,6 +101,31 @@ def test_a_figure_is_one_command(name: str, root: Path, tmp_path: Path) -> None:
         assert picture.width > 500
 
 
+def test_a_figure_chosen_on_the_test_says_so(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    titles = []
+    monkeypatch.setattr(Figure, "suptitle", lambda figure, text, **style: titles.append(text))
+    only = ["--seeds", "1", "--only", "MS"]
+    for protocol in ("honest", "paper"):
+        assert reproduce("figure-gap", root, tmp_path, "--protocol", protocol, *only) == 0
+    assert ["optimistic" in title for title in titles] == [False, True]
+    names = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert names == ["figure-gap-laptop-emoji-paper.png", "figure-gap-laptop-emoji.png"]
+    assert "MS" in capsys.readouterr().err.split("optimistic: done")[0]
+
+
+def test_curves_of_several_networks_are_drawn_apart(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    words = ["--seeds", "1", "--only", "*0.5", "--set", "backbone=conv4,resnet18"]
+    random = ["--set", "weights=none"]
+    assert reproduce("figure-gamma", root, tmp_path, *words, *random) == 0
+    assert (tmp_path / "figures" / "figure-gamma-laptop-emoji.png").exists()
+
+
 def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["reproduce", "--list", "--scale", "full", "--json"]) == 0
     tables = {entry["table"]: entry["rows"] for entry in json.loads(capsys.readouterr().out)}
@@ -118,6 +143,7 @@ def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> Non
         (["figure-gab"], 3, "did you mean 'figure-gap'"),
         (["figure-gab", "--list"], 3, "did you mean 'figure-gap'"),
         (["figure-examples", "--only", "MS"], 3, "needs 2 rows whose runs"),
+        (["figure-terms", "--set", "target_mix=0.1,0.9"], 3, "give one value to each --set"),
         (["figure-examples", "--scale", "full"], 3, "choose by --data cars or cub or inshop"),
         (["lambda", "--list", "--only", "nothing"], 3, "fits no row"),
         (["pseudo", "--search", "learning_rate=1e-5:1e-3"], 3, "nothing to judge by"),
