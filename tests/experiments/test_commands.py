@@ -179,9 +179,14 @@ def test_a_table_is_of_records_that_exist(
     torn.parent.mkdir(parents=True)
     torn.write_text('{"step": 1}\n{"ste')
     assert run(["table", "figure-gap", "--records", str(tmp_path)]) == 0, "a run at work"
-    (tmp_path / "broken.jsonl").write_text("{")
-    assert run(["table", "lambda", "--records", str(tmp_path)]) == 4
-    assert "delete the line" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "other.jsonl").write_text('{"table": "lambda", "row": 3}\n')
+    assert run(["table", "lambda", "--records", str(tmp_path)]) == 0, "no record of ours"
+    for broken in (b"{", b'{"table": "\xff"}'):
+        (tmp_path / "broken.jsonl").write_bytes(broken)
+        assert run(["table", "lambda", "--records", str(tmp_path)]) == 4
+        told = " ".join(capsys.readouterr().err.split())
+        assert "broken.jsonl: line 1" in told
+        assert "delete the line" in told
 
 
 def test_missing_pictures_say_what_to_provide(

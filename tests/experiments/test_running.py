@@ -6,14 +6,15 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cbml.errors import BadData
-from cbml.experiments import Sources, read_records, run_units
+from cbml.errors import BadData, DamagedFile
+from cbml.experiments import Sources, read_records, records, run_units, running
 from cbml.experiments.claims import Claim, ClaimLost
 from cbml.experiments.units import run_name
-from cbml.training import Listener, read_metrics, read_record, with_overrides
+from cbml.training import Listener, Recipe, read_metrics, read_record, with_overrides
 from tests.experiments import children
 from tests.experiments.small import STEPS, unit
 
@@ -95,6 +96,35 @@ def test_what_is_missing_for_one_keeps_no_other_waiting(root: Path, tmp_path: Pa
     ((reason, units),) = found["refused"].items()  # type: ignore[attr-defined]
     assert "nowhere.pt" in reason
     assert units == [missing.name]
+
+
+@pytest.mark.parametrize("error", [DamagedFile, ConnectionError])
+def test_what_is_damaged_or_out_of_reach_keeps_no_other_waiting(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    trained = running._trained
+
+    def failing(recipe: Recipe, *others: Any) -> Any:
+        if recipe.seed == 0:
+            raise error("weights: cannot be had")
+        return trained(recipe, *others)
+
+    monkeypatch.setattr(running, "_trained", failing)
+    units = [unit(), unit(seed=1)]
+    found, _ = run(units, tmp_path, root)
+    assert found == {"done": 1, "refused": {"weights: cannot be had": [units[0].name]}}
+
+
+def test_a_record_keeps_the_versions_of_its_run(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = [unit(), unit(rate=1e30, row="too fast")]
+    run(units, tmp_path, root)
+    before = [record["environment"] for record in read_records(tmp_path)]
+    assert all("numpy" in environment["packages"] for environment in before)
+    monkeypatch.setattr(records, "package_versions", lambda: {"numpy": "of tomorrow"})
+    assert run(units, tmp_path, root) == ({"finished": 2}, 0)
+    assert [record["environment"] for record in read_records(tmp_path)] == before
 
 
 def test_a_claim_that_is_lost_keeps_no_other_waiting(
