@@ -142,7 +142,7 @@ def test_a_claim_that_is_lost_keeps_no_other_waiting(
     assert found == {"elsewhere": 1, "done": 1}
 
 
-def test_pictures_of_another_set_are_refused(tmp_path: Path) -> None:
+def test_pictures_of_another_set_are_refused(root: Path, tmp_path: Path) -> None:
     birds = tmp_path / "birds"
     birds.mkdir()
     for name in ("images.txt", "image_class_labels.txt"):
@@ -155,6 +155,8 @@ def test_pictures_of_another_set_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(BadData, match="one place for cars, cub; choose one by --data"):
         run([cub, cars], tmp_path, birds)
+    with pytest.raises(BadData, match="pictures: nothing here is known from CUB"):
+        run([cub], tmp_path, root)
 
 
 def test_one_file_of_weights_is_for_one_network(tmp_path: Path) -> None:
