@@ -1,6 +1,7 @@
 """`cbml demo`: what it does, on real pictures, in minutes."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +17,9 @@ __all__ = ["verb"]
 def verb(
     out: Annotated[Path, typer.Option(help="The folder everything goes to.")] = Path("cbml-demo"),
     steps: Annotated[
-        int | None, typer.Option(help="Updates of the weights.", show_default="120")
+        int | None, typer.Option(help="Updates of the weights.", min=1, show_default="120")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of everything random.", min=0)] = 0,
     serve: Annotated[bool, typer.Option("--serve", help="Then open the page.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -39,7 +40,8 @@ def verb(
     chosen = {"steps": steps, "seed": seed or None}
     given = {name: value for name, value in chosen.items() if value is not None}
     words = [f"{key}={given[key]}" for key in given]
-    again = " ".join(["cbml demo --out", str(out), *(f"--{key} {given[key]}" for key in given)])
+    options = [part for key in given for part in (f"--{key}", str(given[key]))]
+    again = shlex.join(["cbml", "demo", "--out", str(out), *options])
     try:
         found = demonstrate(
             out,
@@ -82,7 +84,8 @@ def _make_gallery(model: "Embedder", run: Path, folder: Path) -> None:
 def _print_end(out: Path, sentence: str) -> None:
     print(sentence)
     print(f"All of it in one page:  {out / 'report.html'}")
+    gallery = shlex.quote(str(out / "gallery"))
     print("Try next:")
-    print(f"  cbml serve {out / 'gallery'} --open    # search by clicking")
-    print(f"  cbml search {out / 'gallery'} --id 0    # or from here")
+    print(f"  cbml serve {gallery} --open    # search by clicking")
+    print(f"  cbml search {gallery} --id 0    # or from here")
     print("  cbml train my-pictures/    # a folder of your own, with a subfolder for each class")

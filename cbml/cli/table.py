@@ -33,7 +33,8 @@ def verb(
     import dataclasses
 
     from cbml.experiments import read_records
-    from cbml.experiments.rendering import as_markdown, table_blocks
+    from cbml.experiments.markdown import as_markdown
+    from cbml.experiments.rendering import table_blocks
     from cbml.experiments.tables import find_table
 
     found = find_table(table)

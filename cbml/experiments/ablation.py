@@ -1,4 +1,4 @@
-"""The table of losses with and without the constraint and mining, and the studies of one option."""
+"""The table of losses with and without the constraint and mining."""
 
 from cbml.experiments.rows import Key, Row, Table, cbml_changes
 

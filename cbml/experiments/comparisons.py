@@ -49,6 +49,7 @@ def row_of(key: Key, changes: tuple[str, ...], *, pseudo: bool = False) -> Row:
         pseudo: whether labels are found by clustering.
     """
     backbone, method, dim, data = key
+    scratch = set(SCRATCH) <= set(changes)  # which rate suits pretrained weights says nothing here
     return Row(
         method=method,
         changes=changes,
@@ -57,7 +58,7 @@ def row_of(key: Key, changes: tuple[str, ...], *, pseudo: bool = False) -> Row:
         dim=int(dim or 512),
         published=key,
         labels="pseudo" if pseudo else "given",
-        tuned_as=None if pseudo else _TUNED_AS.get(method),
+        tuned_as=None if scratch else _TUNED_AS.get(method),
     )
 
 

@@ -42,7 +42,8 @@ class Cost:
     device: str
 
     def __str__(self) -> str:
-        time = f"{self.hours:.1f} h" if self.hours >= 1 else f"{60 * self.hours:.0f} min"
+        minutes = max(1, round(60 * self.hours))
+        time = f"{self.hours:.1f} h" if self.hours >= 1 else f"{minutes} min"
         return f"{self.needs}; about {time} a seed on {self.device}"
 
 

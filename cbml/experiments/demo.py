@@ -104,6 +104,7 @@ def demonstrate(
     if kept is not None:
         return kept
     run = folder / "run"
+    _refuse_other_settings(run, recipe)
     listener.say(f"1 of 4: how the network sees unseen classes of {recipe.data} before training")
     splits = load_splits(recipe)
     unseen = _shelf(splits.test, recipe)
@@ -150,6 +151,11 @@ def _plain(recipe: Recipe) -> Any:
     return json.loads(json.dumps(recipe.as_dict()))
 
 
+def _refuse_other_settings(run: Path, recipe: Recipe) -> None:
+    if (run / "run.json").exists() and read_record(run).get("recipe") != _plain(recipe):
+        raise BadData(f"{run}: a run with other settings; give another folder, or delete it")
+
+
 def _shelf(images: ImageSet | None, recipe: Recipe) -> Shelf:
     if images is None or not len(images):
         raise BadData(f"{recipe.data}: has no classes to test on; a demonstration needs some")
@@ -176,12 +182,8 @@ def _embedded(model: Embedder, shelf: Shelf) -> Rows:
 
 def _trained(recipe: Recipe, run: Path, listener: Listener) -> Embedder:
     started = (run / "run.json").exists()
-    if started:
-        record = read_record(run)
-        if record.get("recipe") != _plain(recipe):
-            raise BadData(f"{run}: a run with other settings; give another folder, or delete it")
-        if record.get("finished"):
-            return Embedder.load(run / "model").eval()
+    if started and read_record(run).get("finished"):
+        return Embedder.load(run / "model").eval()
     outcome = train_run(recipe, run, TOOLS, resume=started, listener=listener)
     return outcome.model.eval()
 

@@ -1,6 +1,7 @@
 """The demonstration as one page: scores, the same questions before and after, the analysis."""
 
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -201,9 +202,10 @@ def _separation(one: SetAnalysis) -> float:
 
 
 def _next(folder: Path) -> str:
+    gallery = shlex.quote(str(folder / "gallery"))
     lines: Iterable[str] = (
-        f"cbml serve {folder / 'gallery'} --open",
-        f"cbml search {folder / 'gallery'} --id 0",
+        f"cbml serve {gallery} --open",
+        f"cbml search {gallery} --id 0",
         "cbml train my-pictures/",
     )
     return (

@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 
 from cbml.errors import BadData
+from cbml.experiments.markdown import as_markdown
 from cbml.experiments.records import read_records
-from cbml.experiments.rendering import as_markdown, table_blocks
+from cbml.experiments.rendering import table_blocks
 from cbml.experiments.tables import TABLES
 from cbml.files import replaced_file
 

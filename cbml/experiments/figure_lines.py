@@ -54,7 +54,8 @@ def draw_gap(
         panel.grid(axis="x", visible=False)
     panels[0].set_ylabel("Recall@1, %")
     panels[0].set_ylim(0, 112)
-    panels[1].legend(loc="upper right", ncols=2)
+    drawn = [panel for panel in panels if panel.containers]
+    drawn[-1].legend(loc="upper right", ncols=2)
     return figure
 
 

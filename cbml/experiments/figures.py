@@ -26,11 +26,13 @@ class Figure:
         table: the rows that must be run for it; its name is the figure's.
         draw: makes a matplotlib figure of units, their records, the folder and the sources.
         fewest: rows without which there is nothing to draw.
+        drawn_apart: what a sweep may vary, because each of its values has a curve of its own.
     """
 
     table: Table
     draw: Callable[[Any, Sequence[Unit], Sequence[dict[str, Any]], Path, Sources], Any]
     fewest: int = 1
+    drawn_apart: str | None = None
 
 
 FIGURES = {
@@ -39,7 +41,7 @@ FIGURES = {
         Figure(GAP, figure_lines.draw_gap),
         Figure(SIMILARITY, figure_similarity.draw_similarity),
         Figure(TERMS, figure_lines.draw_terms),
-        Figure(GAMMA, figure_lines.draw_gamma),
+        Figure(GAMMA, figure_lines.draw_gamma, drawn_apart="backbone"),
         Figure(EXAMPLES, figure_examples.draw_examples, fewest=2),
     )
 }
@@ -57,6 +59,12 @@ def check_figure(figure: Figure, units: Sequence[Unit]) -> None:
     sets = sorted({unit.recipe.data for unit in units})
     if len(sets) > 1:
         raise BadData(f"{figure.table.name}: is of one set; choose by --data {' or '.join(sets)}")
+    swept = {
+        tuple(word for word in unit.overrides if word.partition("=")[0] != figure.drawn_apart)
+        for unit in units
+    }
+    if len(swept) > 1:
+        raise BadData(f"{figure.table.name}: is of one setting; give one value to each --set")
     rows = {unit.row for unit in units}
     if len(rows) < figure.fewest:
         raise BadData(
@@ -89,16 +97,27 @@ def draw_figure(figure: Figure, units: Sequence[Unit], out: Path, sources: Sourc
     from matplotlib import pyplot
 
     first = units[0]
-    place = out / "figures" / f"{figure.table.name}-{first.scale}-{first.recipe.data}.png"
+    optimistic = any(unit.protocol == "paper" for unit in units)
+    kind = f"{first.scale}-{first.recipe.data}{'-paper' if optimistic else ''}"
+    place = out / "figures" / f"{figure.table.name}-{kind}.png"
     place.parent.mkdir(parents=True, exist_ok=True)
     with pyplot.rc_context(_STYLE):
         drawn = figure.draw(pyplot, units, records, out, sources)
-        facts = f"{first.scale} scale, {first.recipe.data}, {first.recipe.backbone}"
-        drawn.suptitle(f"{figure.table.title} ({facts})", fontsize=11)
+        drawn.suptitle(f"{figure.table.title} ({_facts(units)})", fontsize=11)
         with replaced_file(place) as temporary:
             drawn.savefig(temporary, format="png", dpi=120)
         pyplot.close(drawn)
     return place
+
+
+def _facts(units: Sequence[Unit]) -> str:
+    """Scale, pictures and networks, and whether the models were chosen on the test."""
+    first = units[0]
+    networks = dict.fromkeys(unit.recipe.backbone for unit in units)
+    words = [f"{first.scale} scale", first.recipe.data, " and ".join(networks)]
+    if any(unit.protocol == "paper" for unit in units):
+        words.append("chosen on the test: optimistic")
+    return ", ".join(words)
 
 
 _STYLE: Any = {

@@ -2,7 +2,6 @@
 
 import dataclasses
 import fnmatch
-import inspect
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +10,19 @@ from cbml.errors import BadData
 from cbml.experiments.records import Record
 from cbml.experiments.rows import Row, Table
 from cbml.experiments.scales import base_recipe, loss_changes, pseudo_changes
+from cbml.experiments.sweeps import changed_recipe, combinations
 from cbml.experiments.units import Protocol, Scale, Unit
-from cbml.losses import LOSSES
-from cbml.training import Recipe, Settings, with_overrides
+from cbml.training import Recipe, with_overrides
 
 __all__ = [
     "RATES",
-    "TRIAL_SEED",
     "Plan",
     "plan_trials",
     "plan_units",
     "row_recipe",
     "table_rows",
     "trial_tables",
+    "trial_unit",
 ]
 
 # Every method gets the same rates to choose from, so that none is tuned more than another. The
@@ -32,15 +31,13 @@ RATES: dict[Scale, tuple[float, ...]] = {
     "laptop": (1e-4, 2e-4, 4e-4, 8e-4),
     "full": (1e-5, 3e-5, 1e-4, 3e-4),
 }
-TRIAL_SEED = 0
+_TRIAL_SEED = 0
 _TRIAL = "trial"
 _RATE = "learning_rate="
 _TUNING = "loss-ablation"  # the table whose trials others borrow
 # A table, a row of it, and what was changed in the row beside the learning rate.
 Tried = tuple[str, str, tuple[str, ...]]
 _Scores = dict[float, float]  # rate -> validation Recall@1
-_ASKED = {"seed": "seeds", "data": "data"}
-_CONSTRAINT = ("variance_weight", "target_mix", "variance_reduction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +95,7 @@ def row_recipe(row: Row, scale: Scale, overrides: Iterable[str] = (), seed: int 
     recipe = with_overrides(recipe, row.changes)
     recipe = with_overrides(recipe, loss_changes(scale, recipe.loss))
     recipe = with_overrides(recipe, (f"dim={row.dim}", f"seed={seed}"))
-    return with_overrides(recipe, [_full_key(recipe, override) for override in overrides])
+    return changed_recipe(recipe, tuple(overrides))
 
 
 def plan_units(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) -> list[Unit]:
@@ -112,7 +109,9 @@ def plan_units(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) 
     """
     scores = _tried(trials)
     units = []
-    for seed, row, overrides in itertools.product(seeds, table_rows(plan), _grid(plan.sweeps)):
+    for seed, row, overrides in itertools.product(
+        seeds, table_rows(plan), combinations(plan.sweeps)
+    ):
         given = any(override.startswith(_RATE) for override in overrides)
         rate = None if given else _rate_of(row, plan, overrides, scores)
         chosen = () if rate is None else (f"{_RATE}{rate}",)
@@ -159,23 +158,33 @@ def plan_trials(plan: Plan) -> list[Unit]:
         rates = [float(rate) for sweep in asked for rate in sweep.split(",")] or RATES[plan.scale]
     except ValueError:
         raise BadData(f"--set {_RATE}{','.join(asked)}: write numbers, such as 5e-5,1e-3") from None
-    for row, overrides in itertools.product(table_rows(plan), _grid(sweeps)):
-        if row.labels == "pseudo":
-            raise BadData(f"{row.label(plan.scale)}: without labels there is nothing to try on")
-        for rate in rates:
-            tried = (*overrides, f"{_RATE}{rate}")
-            units.append(
-                Unit(
-                    table=plan.table.name,
-                    row=row.label(plan.scale),
-                    recipe=row_recipe(row, plan.scale, tried, TRIAL_SEED),
-                    scale=plan.scale,
-                    scored=("validation",),
-                    overrides=tried,
-                    rate_from=_TRIAL,
-                )
-            )
+    for row, overrides in itertools.product(table_rows(plan), combinations(sweeps)):
+        units += [trial_unit(row, plan, (*overrides, f"{_RATE}{rate}"), _TRIAL) for rate in rates]
     return units
+
+
+def trial_unit(row: Row, plan: Plan, overrides: tuple[str, ...], kind: str) -> Unit:
+    """A unit that is judged on validation classes alone.
+
+    Args:
+        row: of the plan's table.
+        plan: names the table and the scale.
+        overrides: what is tried, as "key=value".
+        kind: what the trial is for, as it stands in the record.
+    """
+    label = row.label(plan.scale)
+    recipe = row_recipe(row, plan.scale, overrides, _TRIAL_SEED)
+    if recipe.labels != "known" or not recipe.validation:
+        raise BadData(f"{label}: without labels and held-out classes there is nothing to judge by")
+    return Unit(
+        table=plan.table.name,
+        row=label,
+        recipe=recipe,
+        scale=plan.scale,
+        scored=("validation",),
+        overrides=overrides,
+        rate_from=kind,
+    )
 
 
 def _rate_of(
@@ -231,24 +240,3 @@ def _best(scores: Mapping[float, float]) -> float:
 
 def _fits(label: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatch.fnmatchcase(label, pattern) for pattern in patterns)
-
-
-def _grid(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
-    choices = []
-    for sweep in sweeps:
-        key, equals, values = sweep.partition("=")
-        if not equals or not values:
-            raise BadData(f"--set {sweep}: write key=value or key=value,value")
-        if key in _ASKED:
-            raise BadData(f"--set {sweep}: say it by --{_ASKED[key]} instead")
-        choices.append([f"{key}={value}" for value in values.split(",")])
-    return list(itertools.product(*choices))
-
-
-def _full_key(recipe: Recipe, override: str) -> str:
-    """An option of the row's loss under its full name."""
-    key = override.partition("=")[0]
-    fields = {field.name for kind in (Recipe, Settings) for field in dataclasses.fields(kind)}
-    options = {*inspect.signature(LOSSES[recipe.loss]).parameters, *_CONSTRAINT}
-    is_option = key not in fields and (key in options or key.startswith("ratio."))
-    return f"loss.{override}" if is_option else override

@@ -8,6 +8,7 @@ from cbml.experiments.scales import SCRATCH
 __all__ = ["PSEUDO_TABLES"]
 
 _DATA = {printed: name for name, printed in DATA_NAMES.items()}
+_TUNED_AS = "CBML +MVC +mining"
 _PARTS = {  # constraint, mining
     "CBML(no MVC, no mining)": (False, False),
     "CBML+MVC": (True, False),
@@ -50,6 +51,7 @@ PSEUDO_TABLES = (
         published="pseudo_tl1",
         rows=_rows("pseudo_tl1"),
         metrics=("R@1", "R@2", "R@4", "R@8", "R@10", "R@100"),
+        tuned_as=_TUNED_AS,
     ),
     Table(
         name="pseudo-scratch",
@@ -64,12 +66,14 @@ PSEUDO_TABLES = (
         published="pseudo_backbones",
         rows=_rows("pseudo_backbones"),
         metrics=("R@1",),
+        tuned_as=_TUNED_AS,
     ),
     Table(
         name="pseudo-components",
         title="Pseudo-labels, with and without the constraint and mining",
         published="pseudo_components",
         rows=_components(),
+        tuned_as=_TUNED_AS,
     ),
     Table(
         name="pseudo-batch-size",
@@ -77,5 +81,6 @@ PSEUDO_TABLES = (
         published="pseudo_batch_size",
         rows=_batch_sizes(),
         metrics=("R@1",),
+        tuned_as=_TUNED_AS,
     ),
 )

@@ -12,13 +12,22 @@ from cbml.experiments.units import Unit, run_name
 from cbml.files import replaced_file
 from cbml.training import read_metrics, read_record
 
-__all__ = ["Record", "add_records", "build_record", "read_records", "records_file"]
+__all__ = [
+    "Record",
+    "add_records",
+    "build_record",
+    "package_versions",
+    "read_records",
+    "records_file",
+]
 
 Record = dict[str, Any]
 
 _PACKAGES = ("numpy", "torchvision", "timm", "pytorch-metric-learning", "faiss-cpu")
 _TERMS = ("loss", "positive", "negative", "variance")
 _POINTS = 60
+# What a line must have to be a record: files of other kinds may lie in the same folder.
+_NEEDED = {"table", "row", "trial", "settings", "scores"}
 
 
 def build_record(unit: Unit, folder: Path, scores: Mapping[str, Any]) -> Record:
@@ -27,10 +36,12 @@ def build_record(unit: Unit, folder: Path, scores: Mapping[str, Any]) -> Record:
     Args:
         unit: what was asked for.
         folder: of its run.
-        scores: by split; "failed" with a reason where the run broke off.
+        scores: by split; "failed" with a reason where the run broke off; "packages" as of the run.
     """
     run, metrics = read_record(folder), read_metrics(folder)
     data = run.get("data", {})
+    # Of the run, not of today; run folders from before they were kept have none.
+    packages = scores.get("packages") or package_versions()
     wanted = {split: scores[split] for split in ("validation", *unit.scored) if split in scores}
     return {
         "table": unit.table,
@@ -53,7 +64,7 @@ def build_record(unit: Unit, folder: Path, scores: Mapping[str, Any]) -> Record:
         "best_step": run.get("best_step"),
         "test_looks": _test_looks(unit, run, metrics),
         "resumed": len(run.get("resumed", [])),
-        "environment": run.get("environment", {}) | {"packages": _versions()},
+        "environment": run.get("environment", {}) | {"packages": packages},
         "seconds": _seconds(metrics),
         "failed": scores.get("failed"),
         "scores": wanted,
@@ -104,15 +115,15 @@ def read_records(path: Path) -> list[Record]:
         )
     records = []
     for file in files:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(file.read_bytes().splitlines(), start=1):
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except ValueError as error:  # of its letters as well
                 raise DamagedFile(
                     f"{file}: line {number} is not JSON ({error}); delete the line, and run the "
                     "same command again: it writes the records of all finished runs"
                 ) from None
-            if isinstance(record, dict) and "table" in record and "row" in record:
+            if isinstance(record, dict) and record.keys() >= _NEEDED:
                 records.append(record)
     return records
 
@@ -129,7 +140,8 @@ def _test_looks(unit: Unit, run: Mapping[str, Any], metrics: Sequence[Mapping[st
     return int(run.get("test_looks") or 0) + chosen_on_it
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """The versions of the packages here that a result may depend on."""
     found = {}
     for package in _PACKAGES:
         try:

@@ -10,10 +10,10 @@ from cbml.experiments.records import Record
 from cbml.experiments.rows import DATA_NAMES, Key, Row, Table
 from cbml.experiments.statistics import Estimate, estimate
 
-__all__ = ["Block", "Line", "as_markdown", "table_blocks"]
+__all__ = ["Block", "Line", "table_blocks"]
 
-# Scale, picture set, protocol, backbone and steps.
-_Place = tuple[str, str, str, str, int]
+# Scale, picture set, protocol, backbone, steps and epochs.
+_Place = tuple[str, str, str, str, int, int]
 
 
 @dataclass(frozen=True)
@@ -77,42 +77,60 @@ def _place(record: Record) -> _Place:
     At the full scale the labels name the backbone, as the paper's tables do; at the laptop scale
     another network or another length of training is another table.
     """
-    settings, scale = record["settings"], record["scale"]
-    alike = (settings["backbone"], int(settings["steps"] or 0)) if scale == "laptop" else ("", 0)
-    return scale, record["data"], record["protocol"], *alike
+    place = record["scale"], record["data"], record["protocol"]
+    return *place, *(_trained(record) if record["scale"] == "laptop" else ("", 0, 0))
+
+
+def _trained(record: Record) -> tuple[str, int, int]:
+    """Network, steps and epochs; one of the last two is given, the other 0."""
+    settings = record["settings"]
+    return settings["backbone"], int(settings["steps"] or 0), int(settings.get("epochs") or 0)
 
 
 def _block(table: Table, place: _Place, records: Sequence[Record]) -> Block:
-    scale, data, protocol = place[:3]
+    scale, data = place[:2]
     laptop = scale == "laptop"
     found = table.laptop_rows(data) if laptop else [row for row in table.rows if row.data == data]
     rows = {row.label(scale): row for row in found}
     order = {label: number for number, label in enumerate(rows)}
-    groups: dict[tuple[str, tuple[str, ...], str], list[Record]] = {}
+    # Seeds of one line must differ in nothing else, such as a rate chosen later; and each counts
+    # once, though several files may hold its record.
+    groups: dict[tuple[str, tuple[str, ...], str], dict[int, Record]] = {}
     for record in records:
-        # Seeds of one line must differ in nothing else, such as a rate chosen later.
         alike = json.dumps(record["settings"] | {"seed": None}, sort_keys=True)
         name = (record["row"], tuple(record["overrides"]), alike)
-        groups.setdefault(name, []).append(record)
+        groups.setdefault(name, {})[record["seed"]] = record
     places = sorted(groups, key=lambda name: (order.get(name[0], len(order)), name))
-    lines = [_line(table, *name[:2], groups[name], rows.get(name[0])) for name in places]
-    ours = {rows[label].published for label, *_ in groups if label in rows}
-    without: dict[str, str] = {}
-    for key, line in _others(table, table.like(data) if laptop else data):
-        reason = PUBLISHED_ONLY.get(key[1])
-        if reason is not None:
-            without[key[1]] = reason
-        if key not in ours and (reason is not None or not laptop):
-            lines.append(line)
-    optimistic = ": chosen on the test, optimistic" if protocol == "paper" else ""
-    steps = sorted({int(record["settings"]["steps"] or 0) for record in records})
-    title = f"{scale} scale, {DATA_NAMES.get(data, data)}, protocol {protocol}{optimistic}"
-    networks = sorted({str(record["settings"]["backbone"]) for record in records})
-    described = f"{title}; {_listed(networks)}, {_listed(steps)} steps"
+    lines = [
+        _line(table, *name[:2], list(groups[name].values()), rows.get(name[0])) for name in places
+    ]
+    if not laptop:  # rows that are yet to be run as they are
+        unchanged = {label for label, overrides, _ in groups if not overrides}
+        lines += [
+            Line(label, "", {}, _published(table, row), row.published[0])
+            for label, row in rows.items()
+            if row.published is not None and label not in unchanged
+        ]
+    others = _others(table, table.like(data) if laptop else data)
+    lines += [line for key, line in others if key[1] in PUBLISHED_ONLY]
     columns = tuple(
         column for column in _columns(table) if any(_has(line, column) for line in lines)
     )
-    return Block(described, columns, tuple(lines), not laptop, without)
+    return Block(_title(place, records), columns, tuple(lines), not laptop, _reasons(others))
+
+
+def _title(place: _Place, records: Sequence[Record]) -> str:
+    scale, data, protocol = place[:3]
+    optimistic = ": chosen on the test, optimistic" if protocol == "paper" else ""
+    trained = sorted({_trained(record) for record in records})
+    networks = dict.fromkeys(network for network, *_ in trained)
+    lengths = dict.fromkeys(
+        f"{steps} steps" if steps else f"{epochs} epochs" for _, steps, epochs in trained
+    )
+    return (
+        f"{scale} scale, {DATA_NAMES.get(data, data)}, protocol {protocol}{optimistic}; "
+        f"{' and '.join(networks)}, {' and '.join(lengths)}"
+    )
 
 
 def _line(
@@ -182,62 +200,14 @@ def _published_blocks(table: Table) -> list[Block]:
     found = _others(table, None)
     lines = tuple(line for _, line in found)
     columns = tuple(name for name in table.metrics if any(name in line.published for line in lines))
-    without = {key[1]: PUBLISHED_ONLY[key[1]] for key, _ in found if key[1] in PUBLISHED_ONLY}
     title = "published numbers; nothing of ours yet"
-    return [Block(title, columns, lines, True, without)] if lines else []
+    return [Block(title, columns, lines, True, _reasons(found))] if lines else []
+
+
+def _reasons(others: Sequence[tuple[Key, Line]]) -> dict[str, str]:
+    """The methods among published rows that have no recipe of ours, and why."""
+    return {key[1]: PUBLISHED_ONLY[key[1]] for key, _ in others if key[1] in PUBLISHED_ONLY}
 
 
 def _has(line: Line, column: str) -> bool:
     return column in line.ours or column in line.published
-
-
-def _listed(things: Sequence[object]) -> str:
-    return " and ".join(map(str, things))
-
-
-def as_markdown(table: Table, blocks: Sequence[Block]) -> str:
-    """The tables in Markdown.
-
-    Args:
-        table: gives the heading.
-        blocks: of `table_blocks`.
-    """
-    parts = [f"### {table.name}", "", f"{table.title}."]
-    for block in blocks:
-        parts += ["", f"**{block.title[0].upper()}{block.title[1:]}**", "", *_grid(block)]
-        if not block.same_pictures and any(line.published for line in block.lines):
-            parts += [
-                "",
-                "The paper's numbers are for its own pictures, network and length of training: "
-                "compare the order within one network, not the values.",
-            ]
-        reasons: dict[str, list[str]] = {}
-        for method, reason in block.without.items():
-            reasons.setdefault(reason, []).append(method)
-        if reasons:
-            told = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
-            parts += ["", f"Published only: {told}."]
-    if not blocks:
-        parts += ["", "The paper prints no numbers for it, and there are none of ours yet."]
-    return "\n".join(parts) + "\n"
-
-
-def _grid(block: Block) -> list[str]:
-    ours = any(line.ours for line in block.lines)
-    printed = [c for c in block.columns if any(c in line.published for line in block.lines)]
-    heads = ["row", *(["seeds", "rate", *block.columns] if ours else [])]
-    networks = {line.network for line in block.lines if line.network}
-    several = ours and not block.same_pictures and len(networks) > 1
-    heads += [*(["paper's network"] if several else []), *(f"paper {column}" for column in printed)]
-    rule = ["---"] + ["---:"] * (len(heads) - 1)
-    lines = ["| " + " | ".join(heads) + " |", "|" + "|".join(rule) + "|"]
-    for line in block.lines:
-        count = max((value.count for value in line.ours.values()), default=0)
-        cells = [line.label]
-        if ours:
-            cells += [str(count or "–"), line.rate or "–"]
-            cells += [str(line.ours.get(column, "–")) for column in block.columns]
-        cells += [line.network or "–"] if several else []
-        cells += [f"{line.published[c]:.1f}" if c in line.published else "–" for c in printed]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines

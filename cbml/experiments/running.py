@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cbml.data import Splits
-from cbml.errors import BadData
+from cbml.errors import BadData, DamagedFile
 from cbml.evaluation import evaluate
 from cbml.experiments.claims import STALE_SECONDS, Claim, ClaimLost, claimed
-from cbml.experiments.records import add_records, build_record, records_file
+from cbml.experiments.records import (
+    add_records,
+    build_record,
+    package_versions,
+    records_file,
+)
 from cbml.experiments.sources import Sources
 from cbml.experiments.tools import TOOLS
 from cbml.experiments.units import Unit, run_name
@@ -71,7 +76,7 @@ def run_units(
 
     Several processes, also of several machines, may do this with one folder: each takes what
     nobody else holds. Interrupted, the same call goes on where it stopped. A unit whose pictures
-    or weights are missing does not keep others from being run.
+    or weights are missing, unreachable or damaged does not keep others from being run.
 
     Args:
         units: what is wanted.
@@ -93,7 +98,7 @@ def run_units(
                     elif finished_scores(unit, folder) is None:  # nobody did it while we asked
                         listener.say(f"[{number} of {len(units)}] {unit.name}")
                         word = _run(unit, folder, sources, _Watched(listener, claim))
-        except BadData as error:
+        except (BadData, DamagedFile, ConnectionError) as error:
             listener.end()
             progress.refused.setdefault(str(error), []).append(unit.name)
             continue
@@ -152,9 +157,11 @@ def _run(unit: Unit, folder: Path, sources: Sources, listener: _Watched) -> Word
         model, splits = _trained(recipe, folder, load, listener)
     except BadNumbers as error:  # a rate too high is a result as well
         listener.end()
-        write_json(folder / "scores.json", {"failed": str(error)})
+        broken = {"failed": str(error), "packages": package_versions()}
+        write_json(folder / "scores.json", broken)
         return "failed"
-    scores: dict[str, Any] = _known_scores(folder) | {"validation": _best_validation(folder)}
+    known = {"packages": package_versions()} | _known_scores(folder)
+    scores: dict[str, Any] = known | {"validation": _best_validation(folder)}
     for split in unit.scored:
         if split not in scores:
             listener.claim.check()

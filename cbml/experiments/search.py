@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from cbml.errors import BadData, MissingExtra
-from cbml.experiments.plans import TRIAL_SEED, Plan, row_recipe, table_rows
+from cbml.experiments.plans import Plan, table_rows, trial_unit
 from cbml.experiments.records import Record, read_records, records_file
-from cbml.experiments.rows import Row
 from cbml.experiments.running import run_units
 from cbml.experiments.sources import Sources
-from cbml.experiments.units import Unit
+from cbml.experiments.sweeps import check_key, combinations
 from cbml.training import Listener
 
 __all__ = ["search_row"]
@@ -49,16 +48,17 @@ def search_row(
     if len(rows) != 1:
         labels = ", ".join(repr(row.label(plan.scale)) for row in rows)
         raise BadData(f"--search: choose one row by --only; these fit: {labels}")
-    if rows[0].labels == "pseudo":
-        raise BadData(f"{rows[0].label(plan.scale)}: without labels there is nothing to judge by")
+    fixed, *others = combinations(plan.sweeps)
+    if others:
+        raise BadData(f"--set {' '.join(plan.sweeps)}: give one value beside --search")
     space = _space(ranges)
-    file = records_file(out, _unit(plan, rows[0], ()))
-    while len(done := _done(file, rows[0].label(plan.scale), plan, space)) < count:
+    first = trial_unit(rows[0], plan, fixed, _FROM)
+    while len(done := _done(records_file(out, first), first.row, fixed, space)) < count:
         overrides = _new_suggestion(space, done)
         if overrides is None:
             listener.say(f"{len(done)} runs: nothing new is left to try")
             break
-        unit = _unit(plan, rows[0], overrides)
+        unit = trial_unit(rows[0], plan, (*fixed, *overrides), _FROM)
         progress = run_units([unit], out, sources=sources, listener=listener)
         if progress.refused:
             raise BadData("; ".join(progress.refused))
@@ -102,6 +102,7 @@ def _space(ranges: Sequence[str]) -> dict[str, Any]:
     space: dict[str, Any] = {}
     for given in ranges:
         key, _, values = given.partition("=")
+        check_key(key, f"--search {given}")
         low, colon, high = values.partition(":")
         try:
             if colon:
@@ -118,34 +119,44 @@ def _space(ranges: Sequence[str]) -> dict[str, Any]:
     return space
 
 
-def _unit(plan: Plan, row: Row, overrides: tuple[str, ...]) -> Unit:
-    return Unit(
-        table=plan.table.name,
-        row=row.label(plan.scale),
-        recipe=row_recipe(row, plan.scale, (*plan.sweeps, *overrides), TRIAL_SEED),
-        scale=plan.scale,
-        scored=("validation",),
-        overrides=(*plan.sweeps, *overrides),
-        rate_from=_FROM,
-    )
-
-
-def _done(file: Path, label: str, plan: Plan, space: dict[str, Any]) -> list[Record]:
-    """Finished runs of the same search, in an order that does not depend on who ran them."""
+def _done(file: Path, label: str, fixed: tuple[str, ...], space: dict[str, Any]) -> list[Record]:
+    """Finished runs of the same row inside the space, in an order that all who look agree on."""
     found = []
     for record in read_records(file):
         if record["rate_from"] == _FROM and record["row"] == label:
-            keys = [word.partition("=")[0] for word in record["overrides"]]
-            fixed = record["overrides"][: len(plan.sweeps)]
-            if keys[len(plan.sweeps) :] == list(space) and fixed == list(plan.sweeps):
+            words = record["overrides"]
+            keys = [word.partition("=")[0] for word in words[len(fixed) :]]
+            alike = words[: len(fixed)] == list(fixed) and keys == list(space)
+            if alike and _inside(record, space):
                 found.append(record)
     return found
 
 
+def _inside(record: Record, space: dict[str, Any]) -> bool:
+    """Whether a search of this space could have asked for a run; an earlier one may have had other
+    ranges."""
+    for key, word in _words(record, space).items():
+        asked = space[key]
+        if hasattr(asked, "choices"):
+            if word not in asked.choices:
+                return False
+        elif not float(_text(asked.low)) <= float(word) <= float(_text(asked.high)):
+            return False
+    return True
+
+
+def _words(record: Record, space: dict[str, Any]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in record["overrides"][-len(space) :])
+
+
 def _values(record: Record, space: dict[str, Any]) -> dict[str, Any]:
-    words = dict(word.split("=", 1) for word in record["overrides"][-len(space) :])
-    kinds = {key: str if hasattr(space[key], "choices") else float for key in space}
-    return {key: kinds[key](words[key]) for key in space}
+    return {
+        # Rounded as text, a number can lie just beyond the end of its range.
+        key: word
+        if hasattr(space[key], "choices")
+        else min(max(float(word), space[key].low), space[key].high)
+        for key, word in _words(record, space).items()
+    }
 
 
 def _score(record: Record) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cbml.data.checks import recognise
 from cbml.errors import BadData
+from cbml.experiments.rows import DATA_NAMES
 from cbml.experiments.units import Unit
 from cbml.files import sha256
 from cbml.training import Recipe
@@ -64,6 +65,12 @@ class Sources:
         found = recognise(str(self.root))
         if found not in ("folder", "table", *sets):
             raise BadData(f"--root {self.root}: this is {found}; ask for it by --data {found}")
+        known = sets & DATA_NAMES.keys()
+        if found == "folder" and known:  # would be split and called otherwise than it is
+            name = DATA_NAMES[known.pop()]
+            raise BadData(
+                f"--root {self.root}: nothing here is known from {name}; see cbml data check"
+            )
 
     def local(self, recipe: Recipe) -> Recipe:
         """The recipe with the places of this machine in it.

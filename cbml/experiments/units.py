@@ -66,7 +66,8 @@ class Unit:
     def name(self) -> str:
         """A short name for progress lines."""
         changed = f" [{', '.join(self.overrides)}]" if self.overrides else ""
-        return f"{self.table}: {self.row}{changed}, seed {self.recipe.seed}"
+        chosen = ", chosen on the test: optimistic" if self.protocol == "paper" else ""
+        return f"{self.table}: {self.row}{changed}, seed {self.recipe.seed}{chosen}"
 
     def settings(self) -> dict[str, Any]:
         """All that decides the result, by the names of Recipe and Settings, ready for JSON."""

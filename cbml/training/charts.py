@@ -144,4 +144,5 @@ def _ticks(low: float, high: float) -> list[float]:
     step = next(factor * size for factor in (1, 2, 5, 10) if span / (factor * size) <= 4)
     first, last = math.floor(low / step), math.ceil(high / step)
     last = max(last, first + 1)
-    return [round(number * step, 10) for number in range(first, last + 1)]
+    # Digits that count, not decimals: a term that is nearly off has values of 1e-12.
+    return [float(f"{number * step:.10g}") for number in range(first, last + 1)]

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cbml.cli import main
+from cbml.experiments import demo
+
 WORDS = [sys.executable, "-m", "cbml", "demo", "--out", "demo", "--steps", "6"]
 
 
@@ -41,3 +44,27 @@ def test_the_demo_goes_on_after_ctrl_c_and_is_shown_again(tmp_path: Path) -> Non
     )
     assert again.stderr == ""
     assert json.loads(again.stdout)["reused"]
+
+
+@pytest.mark.parametrize("words", [["--steps", "0"], ["--seed", "-1"]])
+def test_numbers_out_of_range_are_refused_as_usage(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["demo", *words])
+    assert end.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
+def test_the_way_to_go_on_can_be_copied_whatever_the_folder_is_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*words: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "demonstrate", stopped)
+    with pytest.raises(SystemExit) as end:
+        main(["demo", "--out", "my demo", "--steps", "6"])
+    assert end.value.code == 130
+    told = capsys.readouterr().err
+    assert told.endswith("go on with:  cbml demo --out 'my demo' --steps 6\n")

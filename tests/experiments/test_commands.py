@@ -74,6 +74,24 @@ def test_a_search_over_words_ends_when_all_are_tried(
     assert {line["overrides"][-1] for line in found} == {"averaging=log", "averaging=sqrt"}
 
 
+def test_a_search_of_other_ranges_counts_only_what_lies_in_them(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--only", "CBML", "--json", "--count", "2", "--search"]
+    for ranges in ("averaging=log,sqrt", "averaging=const,sqrt"):
+        assert reproduce("loss-ablation", root, tmp_path, *words, ranges) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert {line["overrides"][-1].split("=")[1] for line in found} == set(
+            ranges.split("=")[1].split(",")
+        )
+    # Written with six digits, all numbers of the second range are one, just outside of it.
+    for low, high in ((1e-5, 1e-2), (1.00000123e-4, 1.00000124e-4)):
+        ranges = f"learning_rate={low}:{high}"
+        assert reproduce("loss-ablation", root, tmp_path, *words, ranges) == 0
+        found = json.loads(capsys.readouterr().out)
+    assert [line["overrides"][-1] for line in found] == ["learning_rate=0.0001"]
+
+
 @pytest.mark.parametrize("name", FIGURE_TABLES)
 def test_a_figure_is_one_command(name: str, root: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -81,6 +99,31 @@ def test_a_figure_is_one_command(name: str, root: Path, tmp_path: Path) -> None:
     assert reproduce(name, root, tmp_path, "--seeds", "1", *few) == 0
     with Image.open(tmp_path / "figures" / f"{name}-laptop-emoji.png") as picture:
         assert picture.width > 500
+
+
+def test_a_figure_chosen_on_the_test_says_so(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    titles = []
+    monkeypatch.setattr(Figure, "suptitle", lambda figure, text, **style: titles.append(text))
+    only = ["--seeds", "1", "--only", "MS"]
+    for protocol in ("honest", "paper"):
+        assert reproduce("figure-gap", root, tmp_path, "--protocol", protocol, *only) == 0
+    assert ["optimistic" in title for title in titles] == [False, True]
+    names = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert names == ["figure-gap-laptop-emoji-paper.png", "figure-gap-laptop-emoji.png"]
+    assert "MS" in capsys.readouterr().err.split("optimistic: done")[0]
+
+
+def test_curves_of_several_networks_are_drawn_apart(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    words = ["--seeds", "1", "--only", "*0.5", "--set", "backbone=conv4,resnet18"]
+    random = ["--set", "weights=none"]
+    assert reproduce("figure-gamma", root, tmp_path, *words, *random) == 0
+    assert (tmp_path / "figures" / "figure-gamma-laptop-emoji.png").exists()
 
 
 def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,12 +143,24 @@ def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> Non
         (["figure-gab"], 3, "did you mean 'figure-gap'"),
         (["figure-gab", "--list"], 3, "did you mean 'figure-gap'"),
         (["figure-examples", "--only", "MS"], 3, "needs 2 rows whose runs"),
+        (["figure-terms", "--set", "target_mix=0.1,0.9"], 3, "give one value to each --set"),
         (["figure-examples", "--scale", "full"], 3, "choose by --data cars or cub or inshop"),
         (["lambda", "--list", "--only", "nothing"], 3, "fits no row"),
         (["pseudo", "--search", "learning_rate=1e-5:1e-3"], 3, "nothing to judge by"),
         (["lambda", "--data", "birds"], 3, "use one of emoji, cub"),
         (["lambda", "--weights", "nowhere.pt"], 3, "nowhere.pt: no such file"),
-        (["pseudo", "--trials"], 3, "nothing to try on"),
+        (["pseudo", "--trials"], 3, "nothing to judge by"),
+        (["lambda", "--only", "*1.0", "--search", "seed=0,1"], 3, "say it by --seeds"),
+        (
+            ["lambda", "--only", "*1.0", "--search", "crop=1:2", "--set", "data=cub"],
+            3,
+            "say it by --data",
+        ),
+        (
+            ["lambda", "--only", "*1.0", "--search", "crop=1:2", "--set", "steps=1,2"],
+            3,
+            "give one value beside --search",
+        ),
     ],
 )
 def test_wrong_words_are_one_line(
@@ -124,9 +179,14 @@ def test_a_table_is_of_records_that_exist(
     torn.parent.mkdir(parents=True)
     torn.write_text('{"step": 1}\n{"ste')
     assert run(["table", "figure-gap", "--records", str(tmp_path)]) == 0, "a run at work"
-    (tmp_path / "broken.jsonl").write_text("{")
-    assert run(["table", "lambda", "--records", str(tmp_path)]) == 4
-    assert "delete the line" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "other.jsonl").write_text('{"table": "lambda", "row": 3}\n')
+    assert run(["table", "lambda", "--records", str(tmp_path)]) == 0, "no record of ours"
+    for broken in (b"{", b'{"table": "\xff"}'):
+        (tmp_path / "broken.jsonl").write_bytes(broken)
+        assert run(["table", "lambda", "--records", str(tmp_path)]) == 4
+        told = " ".join(capsys.readouterr().err.split())
+        assert "broken.jsonl: line 1" in told
+        assert "delete the line" in told
 
 
 def test_missing_pictures_say_what_to_provide(

@@ -71,7 +71,8 @@ class Galleries:
 
 def test_all_stages_once_and_then_the_kept_result(recipe: Recipe, tmp_path: Path) -> None:
     galleries, heard = Galleries(), Heard()
-    found = demonstrate(tmp_path / "demo", make_gallery=galleries, recipe=recipe, listener=heard)
+    place = tmp_path / "a demo"
+    found = demonstrate(place, make_gallery=galleries, recipe=recipe, listener=heard)
     assert [line[:6] for line in heard.lines if re.match(r"\d of 4", line)] == [
         f"{number} of 4" for number in (1, 2, 3, 4)
     ]
@@ -79,13 +80,14 @@ def test_all_stages_once_and_then_the_kept_result(recipe: Recipe, tmp_path: Path
     assert {"recall@1", "recall@2", "recall@4", "recall@8", "map_at_r", "nmi"} <= set(found.after)
     assert f"{found.after['recall@1']:.1%}" in found.sentence
     assert found.reliability is not None
-    page = (tmp_path / "demo" / "report.html").read_text()
+    page = (place / "report.html").read_text()
     assert found.sentence in page
     assert "http" not in page.replace("http-equiv", ""), "nothing from the network"
     assert "<b>" not in page, "names are text, not HTML"
     assert page.count("<table>") == 2
-    assert json.loads((tmp_path / "demo" / "run" / "run.json").read_text())["test_looks"] == 1
-    again = demonstrate(tmp_path / "demo", make_gallery=galleries, recipe=recipe)
+    assert f"cbml serve &#x27;{place}/gallery&#x27; --open" in page, "ready to be copied"
+    assert json.loads((place / "run" / "run.json").read_text())["test_looks"] == 1
+    again = demonstrate(place, make_gallery=galleries, recipe=recipe)
     assert again.reused
     assert len(galleries.made) == 1
     assert {**again.as_dict(), "reused": False} == json.loads(json.dumps(found.as_dict()))
@@ -115,9 +117,10 @@ def test_a_damaged_result_is_made_again_and_other_settings_are_refused(
         tmp_path / "demo", make_gallery=galleries, recipe=recipe, listener=heard
     ).reused
     assert heard.steps == [], "the finished training is used"
-    other = with_overrides(recipe, ["steps=7"])
+    other, heard = with_overrides(recipe, ["steps=7"]), Heard()
     with pytest.raises(BadData, match="a run with other settings; give another folder"):
-        demonstrate(tmp_path / "demo", make_gallery=galleries, recipe=other)
+        demonstrate(tmp_path / "demo", make_gallery=galleries, recipe=other, listener=heard)
+    assert heard.lines == [], "before any work"
 
 
 def seen(rows_and_labels: Set) -> tuple[Sight, Shelf]:

@@ -157,6 +157,17 @@ def test_a_row_without_labels_takes_the_rate_of_its_method_with_labels() -> None
     units = plan_units(plan(table=GAP, only=rows), range(1), trials)
     found = {unit.row.split(" ")[0]: unit.recipe.settings.learning_rate for unit in units}
     assert (found["ProxyNCA"], found["CBML"]) == (RATES[0], RATES[-1])
+    for name in ("pseudo", "pseudo-backbones", "pseudo-components", "pseudo-batch-size"):
+        units = plan_units(plan(table=TABLES[name]), range(1), trials)
+        assert {unit.recipe.settings.learning_rate for unit in units} == {RATES[-1]}
+
+
+@pytest.mark.parametrize("name", ["imagenet", "pseudo-scratch"])
+def test_random_weights_do_not_take_the_rate_of_pretrained_ones(name: str) -> None:
+    trials = [trial(row, rate, rate) for rate in RATES for row in ("CBML +MVC +mining", "MS")]
+    units = plan_units(plan(table=TABLES[name]), range(1), trials)
+    assert {unit.rate_from for unit in units} == {"recipe"}
+    assert {unit.recipe.settings.learning_rate for unit in units} == {1e-3}
 
 
 def test_sweeps_are_all_combinations_and_know_options_of_the_loss() -> None:
@@ -174,9 +185,20 @@ def test_sweeps_are_all_combinations_and_know_options_of_the_loss() -> None:
         ("stepz=3", "did you mean 'steps'"),
         ("seed=5", "say it by --seeds"),
         ("data=cub", "say it by --data"),
+        ("weights=path:resnet50.pt", "say it by --weights"),
+        ("averaging=sqrt", "neither a setting nor an option of multi_similarity; leave rows"),
+        ("variance_weigt=1", "did you mean 'variance_weight'"),
+        ("variance_weight=1,much", "variance_weight must be a number"),
+        ("loss=cbm", "did you mean 'cbml'"),
     ):
         with pytest.raises(BadData, match=message):
             plan_units(plan(only=("MS",), sweeps=(wrong,)), range(1))
+
+
+@pytest.mark.parametrize("change", ["validation=0", "labels=none"])
+def test_trials_need_something_to_judge_by(change: str) -> None:
+    with pytest.raises(BadData, match="held-out classes there is nothing to judge by"):
+        plan_trials(plan(only=("MS",), sweeps=(change,)))
 
 
 def test_a_run_is_named_by_what_decides_it() -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from cbml.errors import BadData
 from cbml.experiments.document import rendered
+from cbml.experiments.markdown import as_markdown
 from cbml.experiments.published import published_scores
-from cbml.experiments.rendering import as_markdown, table_blocks
+from cbml.experiments.rendering import table_blocks
 from cbml.experiments.statistics import estimate
 from cbml.experiments.tables import TABLES
 
@@ -99,6 +100,34 @@ def test_seeds_of_other_settings_are_not_averaged() -> None:
     text = "\n".join(lines([record("MS", 0, 0.5), record("MS", 2, 0.5), other]))
     assert "| MS | 2 | 0.0001 | 50.0 ± 0.0 |" in text
     assert "| MS | 1 | 0.0008 | 60.0 |" in text
+
+
+def test_a_seed_counts_once_though_several_files_hold_its_record() -> None:
+    records = [record("MS", 0, 0.5), record("MS", 1, 0.6)]
+    assert lines([*records, *records]) == lines(records)
+
+
+def test_a_changed_run_at_the_full_scale_leaves_the_published_row_in_its_place() -> None:
+    name = "ResNet-50 MS, CUB"
+    full = record(name, 0, 0.6, data="cub", scale="full", overrides=["steps=9"])
+    (block,) = table_blocks(TABLES["loss-ablation"], [full])
+    assert not block.lines[0].published
+    (published,) = [line for line in block.lines if line.label == name]
+    assert (published.ours, published.published["R@1"]) == ({}, 65.3)
+
+
+def test_lambda_at_the_full_scale_keeps_the_rows_that_are_not_run() -> None:
+    full = {"table": "lambda", "data": "cub", "scale": "full"}
+    (block,) = table_blocks(TABLES["lambda"], [record("ResNet-50 CBML λ=1.0, CUB", 0, 0.6, **full)])
+    printed = {line.label.split()[2]: line.published for line in block.lines}
+    assert set(printed) == {"λ=0.0,", "λ=0.1,", "λ=1.0,", "λ=2.0,"}
+    assert printed["λ=2.0,"] == {"train R@1": 68.7, "R@1": 69.6}
+
+
+def test_a_length_in_epochs_is_said() -> None:
+    settings = SETTINGS | {"steps": None, "epochs": 3}
+    text = lines([record("MS", 0, 0.5, settings=settings, overrides=["epochs=3"])])
+    assert "**Laptop scale, emoji, protocol honest; efficientnet_lite0, 3 epochs**" in text
 
 
 def test_published_numbers_of_the_laptop_are_of_its_pictures_and_say_their_network() -> None:

@@ -6,14 +6,15 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cbml.errors import BadData
-from cbml.experiments import Sources, read_records, run_units
+from cbml.errors import BadData, DamagedFile
+from cbml.experiments import Sources, read_records, records, run_units, running
 from cbml.experiments.claims import Claim, ClaimLost
 from cbml.experiments.units import run_name
-from cbml.training import Listener, read_metrics, read_record, with_overrides
+from cbml.training import Listener, Recipe, read_metrics, read_record, with_overrides
 from tests.experiments import children
 from tests.experiments.small import STEPS, unit
 
@@ -97,6 +98,35 @@ def test_what_is_missing_for_one_keeps_no_other_waiting(root: Path, tmp_path: Pa
     assert units == [missing.name]
 
 
+@pytest.mark.parametrize("error", [DamagedFile, ConnectionError])
+def test_what_is_damaged_or_out_of_reach_keeps_no_other_waiting(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    trained = running._trained
+
+    def failing(recipe: Recipe, *others: Any) -> Any:
+        if recipe.seed == 0:
+            raise error("weights: cannot be had")
+        return trained(recipe, *others)
+
+    monkeypatch.setattr(running, "_trained", failing)
+    units = [unit(), unit(seed=1)]
+    found, _ = run(units, tmp_path, root)
+    assert found == {"done": 1, "refused": {"weights: cannot be had": [units[0].name]}}
+
+
+def test_a_record_keeps_the_versions_of_its_run(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = [unit(), unit(rate=1e30, row="too fast")]
+    run(units, tmp_path, root)
+    before = [record["environment"] for record in read_records(tmp_path)]
+    assert all("numpy" in environment["packages"] for environment in before)
+    monkeypatch.setattr(records, "package_versions", lambda: {"numpy": "of tomorrow"})
+    assert run(units, tmp_path, root) == ({"finished": 2}, 0)
+    assert [record["environment"] for record in read_records(tmp_path)] == before
+
+
 def test_a_claim_that_is_lost_keeps_no_other_waiting(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +142,7 @@ def test_a_claim_that_is_lost_keeps_no_other_waiting(
     assert found == {"elsewhere": 1, "done": 1}
 
 
-def test_pictures_of_another_set_are_refused(tmp_path: Path) -> None:
+def test_pictures_of_another_set_are_refused(root: Path, tmp_path: Path) -> None:
     birds = tmp_path / "birds"
     birds.mkdir()
     for name in ("images.txt", "image_class_labels.txt"):
@@ -125,6 +155,8 @@ def test_pictures_of_another_set_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(BadData, match="one place for cars, cub; choose one by --data"):
         run([cub, cars], tmp_path, birds)
+    with pytest.raises(BadData, match="pictures: nothing here is known from CUB"):
+        run([cub], tmp_path, root)
 
 
 def test_one_file_of_weights_is_for_one_network(tmp_path: Path) -> None:

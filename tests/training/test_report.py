@@ -10,6 +10,7 @@ from cbml.data import ImageSet, Splits
 from cbml.files import write_json
 from cbml.models import Embedder, find_backbone
 from cbml.training import Run
+from cbml.training.charts import line_chart
 from cbml.training.report import Retrieval, distribution, write_report
 from cbml.training.runs import Records
 from cbml.training.views import report_run
@@ -54,6 +55,18 @@ def test_scores_curves_and_queries(run: Path) -> None:
     assert "<script" not in page
     assert "Alarms" not in page
     assert "Looks at the test classes so far: 0" in page
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-12, 1.0, 1e12])
+def test_a_line_of_any_size_is_drawn(size: float) -> None:
+    chart = line_chart("L_N", [(0, size), (1, 2 * size), (2, 3 * size)])
+    low, middle, high = (float(pair.split(",")[1]) for pair in _points(chart).split())
+    assert low > middle > high, "higher numbers stand higher up"
+
+
+def _points(chart: str) -> str:
+    (found,) = re.findall('points="([^"]+)"', chart)
+    return str(found)
 
 
 def test_alarms_are_shown(run: Path) -> None:
