@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from cbml.experiments.demo import Demonstration
     from cbml.models import Embedder
 
 __all__ = ["verb"]
@@ -58,7 +59,7 @@ def verb(
     if as_json:
         print(json.dumps(found.as_dict()))
     else:
-        _print_end(out, found.sentence)
+        _print_end(found)
     if serve:
         from cbml.cli.serve import verb as serve_gallery
 
@@ -81,11 +82,11 @@ def _make_gallery(model: "Embedder", run: Path, folder: Path) -> None:
     )
 
 
-def _print_end(out: Path, sentence: str) -> None:
-    print(sentence)
-    print(f"All of it in one page:  {out / 'report.html'}")
-    gallery = shlex.quote(str(out / "gallery"))
+def _print_end(found: "Demonstration") -> None:
+    print(found.sentence)
+    print(f"All of it in one page:  {found.folder / 'report.html'}")
+    gallery = shlex.quote(str(found.folder / "gallery"))
     print("Try next:")
     print(f"  cbml serve {gallery} --open    # search by clicking")
-    print(f"  cbml search {gallery} --id 0    # or from here")
+    print(f"  cbml search {gallery} --id {found.example}    # or from here")
     print("  cbml train my-pictures/    # a folder of your own, with a subfolder for each class")

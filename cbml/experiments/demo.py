@@ -18,7 +18,7 @@ from cbml.data import ImageSet
 from cbml.errors import BadData
 from cbml.evaluation import evaluate
 from cbml.experiments.demo_promises import Promises
-from cbml.experiments.demo_report import Sight, write_demo_report
+from cbml.experiments.demo_report import Sight, by_gain, write_demo_report
 from cbml.experiments.tools import TOOLS
 from cbml.files import write_json
 from cbml.models import Embedder, embed
@@ -51,6 +51,7 @@ class Demonstration:
         before: scores among them of the network as it was.
         after: scores among them of the trained network.
         pairs: moments of their pairs, before and after.
+        example: the picture whose results gained most, by its number in the gallery.
         reliability: how far match probabilities hold among the first results; None where there was
             nothing to learn them from.
         reused: whether an earlier call had done all the work.
@@ -62,6 +63,7 @@ class Demonstration:
     before: Mapping[str, float]
     after: Mapping[str, float]
     pairs: Mapping[str, Mapping[str, float]]
+    example: int
     reliability: Mapping[str, Any] | None
     reused: bool = False
 
@@ -94,8 +96,8 @@ def demonstrate(
 
     Args:
         folder: where everything goes.
-        make_gallery: makes a gallery of the unseen pictures from the trained model, the run's
-            folder and the gallery's.
+        make_gallery: makes a gallery of the unseen pictures, numbered in their order, from the
+            trained model, the run's folder and the gallery's.
         recipe: pictures, model and training; None for the emoji.
         listener: hears of every stage and step.
     """
@@ -128,6 +130,7 @@ def demonstrate(
             "before": before.analysis.statistics.as_dict(),
             "after": after.analysis.statistics.as_dict(),
         },
+        example=int(by_gain(before, after)[0]),
         reliability=None if promises is None else promises.check.as_dict(),
     )
     write_demo_report(folder / "report.html", found.sentence, unseen, before, after, promises)

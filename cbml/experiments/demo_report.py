@@ -19,7 +19,7 @@ from cbml.training.charts import histogram_chart
 from cbml.training.report import thumbnail
 from cbml.training.style import STYLE
 
-__all__ = ["Sight", "write_demo_report"]
+__all__ = ["Sight", "by_gain", "write_demo_report"]
 
 _NEIGHBOURS, _FEWEST = 6, 3
 _EACH = 4
@@ -72,7 +72,7 @@ def write_demo_report(
         f"<h2>Scores on classes never seen</h2><div class='scores'>{_scores(before, after)}</div>",
         _questions(shelf, before, after),
         _analysis(before.analysis, after.analysis, promises),
-        _next(path.parent),
+        _next(path.parent, int(by_gain(before, after)[0])),
     ]
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -82,6 +82,20 @@ def write_demo_report(
     )
     with replaced_file(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
+
+
+def by_gain(before: Sight, after: Sight) -> NDArray[np.int64]:
+    """The pictures that can find one of their class, those first whose results gained most.
+
+    Args:
+        before: how the untrained network sees them.
+        after: how the trained one does.
+    """
+    old, new = before.scores.average_precisions, after.scores.average_precisions
+    assert old is not None
+    assert new is not None
+    asked = np.flatnonzero(after.scores.positives > 0)
+    return asked[np.argsort((old - new)[asked], kind="stable")]
 
 
 def _scores(before: Sight, after: Sight) -> str:
@@ -106,13 +120,8 @@ def _scores(before: Sight, after: Sight) -> str:
 
 def _questions(shelf: Shelf, before: Sight, after: Sight) -> str:
     """Queries that gained most, some drawn by lot, and those that lost most."""
-    old, new = before.scores.average_precisions, after.scores.average_precisions
-    assert old is not None
-    assert new is not None
-    gain = new - old
-    asked = np.flatnonzero(after.scores.positives > 0)
-    order = asked[np.argsort(-gain[asked], kind="stable")]
-    lot = np.random.default_rng(0).permutation(asked)
+    order = by_gain(before, after)
+    lot = np.random.default_rng(0).permutation(np.sort(order))
     parts = []
     for title, places in (
         ("Drawn by lot", lot),
@@ -201,11 +210,11 @@ def _separation(one: SetAnalysis) -> float:
     return (moments.positive_mean - moments.negative_mean) / spread
 
 
-def _next(folder: Path) -> str:
+def _next(folder: Path, example: int) -> str:
     gallery = shlex.quote(str(folder / "gallery"))
     lines: Iterable[str] = (
         f"cbml serve {gallery} --open",
-        f"cbml search {gallery} --id 0",
+        f"cbml search {gallery} --id {example}",
         "cbml train my-pictures/",
     )
     return (

@@ -15,7 +15,7 @@ from cbml.errors import BadData
 from cbml.evaluation import evaluate
 from cbml.experiments.demo import demonstrate, reliability_of
 from cbml.experiments.demo_promises import Promises
-from cbml.experiments.demo_report import Sight
+from cbml.experiments.demo_report import Sight, by_gain
 from cbml.models import Embedder
 from cbml.training import Interrupted, Listener, Recipe, StepReport, recipe_for, with_overrides
 from cbml.training.assembly import Shelf
@@ -86,11 +86,27 @@ def test_all_stages_once_and_then_the_kept_result(recipe: Recipe, tmp_path: Path
     assert "<b>" not in page, "names are text, not HTML"
     assert page.count("<table>") == 2
     assert f"cbml serve &#x27;{place}/gallery&#x27; --open" in page, "ready to be copied"
+    assert f"gallery&#x27; --id {found.example}\n" in page
     assert json.loads((place / "run" / "run.json").read_text())["test_looks"] == 1
     again = demonstrate(place, make_gallery=galleries, recipe=recipe)
     assert again.reused
     assert len(galleries.made) == 1
     assert {**again.as_dict(), "reused": False} == json.loads(json.dumps(found.as_dict()))
+
+
+def test_the_example_is_the_picture_whose_results_gained_most() -> None:
+    labels = np.array([0, 0, 1, 1, 2])
+    shelf = np.eye(5, dtype=np.float32)
+    worse, better = shelf.copy(), shelf.copy()
+    worse[0] += 0.5 * shelf[2]  # nearest to a picture of another class, later to its own
+    better[0] += 0.5 * shelf[1]
+    before, after = (
+        Sight(rows, evaluate(rows, labels, clustering=False), analyze_set(rows, labels))
+        for rows in (worse, better)
+    )
+    order = by_gain(before, after).tolist()
+    assert order[0] == 0
+    assert sorted(order) == [0, 1, 2, 3], "the last has none of its class to find"
 
 
 def test_an_interrupted_call_goes_on(recipe: Recipe, tmp_path: Path) -> None:
