@@ -48,7 +48,7 @@ class Execution:
     def default(cls, device: str | torch.device) -> "Execution":
         """What to use on a device when nobody says.
 
-        On a CPU, channels-last float32 with folded batch norms, at least 1.3 times as quick as the
+        On a CPU, channels-last float32 with folded batch norms, 1.2 to 2.1 times as quick as the
         plain step by benchmarks/models.py. On CUDA, channels-last and bfloat16 where the card has
         it, as its makers advise; not measured by us.
 
