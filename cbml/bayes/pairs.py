@@ -7,13 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbml.errors import BadData
-from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
+from cbml.index.inputs import Labels, Matrix, as_matrix, read_sides, unit_rows
 
-__all__ = ["Pairs", "pair_up", "read_sides", "unit"]
+__all__ = ["Pairs", "pair_up", "unit"]
 
 Rows = NDArray[np.float32]
 Whole = NDArray[np.int64]
-Side = tuple[NDArray[Any], NDArray[Any]]  # rows and their class names
 
 
 class Pairs(NamedTuple):
@@ -78,37 +77,6 @@ def pair_up(
         pairs = Pairs(left, right, _ranges(codes, other_codes), own=False)
     _check_counts(pairs)
     return pairs
-
-
-def read_sides(
-    embeddings: Matrix,
-    labels: Labels,
-    gallery_embeddings: Matrix | None,
-    gallery_labels: Labels | None,
-) -> tuple[Side, Side | None]:
-    """Rows and class names of one set, and of the gallery where there is one, if they fit.
-
-    Args:
-        embeddings: one row per picture. (N, D)
-        labels: integers or strings, one per row. (N,)
-        gallery_embeddings: the other side, where it is not the same set. (M, D)
-        gallery_labels: one per row of the gallery. (M,)
-    """
-    matrix = as_matrix(embeddings, "embeddings")
-    names = as_labels(labels, len(matrix), "labels")
-    if (gallery_embeddings is None) != (gallery_labels is None):
-        raise ValueError("gallery_embeddings and gallery_labels belong together: give both")
-    if gallery_embeddings is None or gallery_labels is None:
-        return (matrix, names), None
-    other = as_matrix(gallery_embeddings, "gallery_embeddings")
-    other_names = as_labels(gallery_labels, len(other), "gallery_labels")
-    if matrix.shape[1] != other.shape[1]:
-        raise ValueError(
-            f"embeddings have {matrix.shape[1]} dimensions, gallery_embeddings {other.shape[1]}"
-        )
-    if (names.dtype.kind == "U") != (other_names.dtype.kind == "U"):
-        raise TypeError("labels and gallery_labels must both be integers or both be strings")
-    return (matrix, names), (other, other_names)
 
 
 def unit(embeddings: Matrix, name: str) -> Rows:

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbml.bayes.lists import QUERIES, nearest_lists
-from cbml.bayes.pairs import Rows, Whole, read_sides, unit
+from cbml.bayes.pairs import Rows, Whole, unit
 from cbml.errors import BadData
 from cbml.index import Index
-from cbml.index.inputs import Labels, Matrix
+from cbml.index.inputs import Labels, Matrix, read_sides
 
 __all__ = ["Found", "Sides"]
 

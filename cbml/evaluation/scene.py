@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cbml.errors import BadData
-from cbml.index.inputs import Labels, Matrix, as_labels, as_matrix, unit_rows
+from cbml.index.inputs import Labels, Matrix, read_sides, unit_rows
 
 __all__ = ["Scene", "set_scene"]
 
@@ -55,23 +55,14 @@ def set_scene(
         gallery_embeddings: what the queries search, or None for themselves. (N, D)
         gallery_labels: one per row of the gallery, or None. (N,)
     """
-    matrix = as_matrix(embeddings, "embeddings")
-    names = as_labels(labels, len(matrix), "labels")
-    if gallery_embeddings is None or gallery_labels is None:
-        if gallery_embeddings is not gallery_labels:
-            raise ValueError("gallery_embeddings and gallery_labels belong together: give both")
+    asking, answering = read_sides(embeddings, labels, gallery_embeddings, gallery_labels)
+    matrix, names = asking
+    if answering is None:
         codes = _codes(names)
         order = np.argsort(codes, kind="stable")
         rows = unit_rows(matrix, order, "embeddings")
         return _placed(rows, codes[order], order, rows, codes[order], is_self=True)
-    other = as_matrix(gallery_embeddings, "gallery_embeddings")
-    other_names = as_labels(gallery_labels, len(other), "gallery_labels")
-    if matrix.shape[1] != other.shape[1]:
-        raise ValueError(
-            f"embeddings have {matrix.shape[1]} dimensions, gallery_embeddings {other.shape[1]}"
-        )
-    if (names.dtype.kind == "U") != (other_names.dtype.kind == "U"):
-        raise TypeError("labels and gallery_labels must both be integers or both be strings")
+    other, other_names = answering
     codes, other_codes = np.split(_codes(np.concatenate((names, other_names))), [len(names)])
     order, other_order = (np.argsort(part, kind="stable") for part in (codes, other_codes))
     rows = unit_rows(matrix, order, "embeddings")

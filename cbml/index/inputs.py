@@ -8,10 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Labels", "Matrix", "as_labels", "as_matrix", "unit_rows"]
+__all__ = ["Labels", "Matrix", "as_labels", "as_matrix", "read_sides", "unit_rows"]
 
 Matrix = NDArray[Any] | Tensor
 Labels = NDArray[Any] | Tensor | Sequence[int] | Sequence[str]
+Side = tuple[NDArray[Any], NDArray[Any]]  # rows and their class names
 
 # Rows that are widened at a time: few enough to stay in the processor's cache.
 CHUNK = 512
@@ -57,6 +58,37 @@ def as_labels(labels: Labels, rows: int, name: str) -> NDArray[Any]:
     if array.dtype.kind not in "biuU":
         raise TypeError(f"{name} must be integers or strings, got {array.dtype}")
     return array
+
+
+def read_sides(
+    embeddings: Matrix,
+    labels: Labels,
+    gallery_embeddings: Matrix | None,
+    gallery_labels: Labels | None,
+) -> tuple[Side, Side | None]:
+    """Rows and class names of one set, and of the gallery where there is one, if they fit.
+
+    Args:
+        embeddings: one row per picture. (N, D)
+        labels: integers or strings, one per row. (N,)
+        gallery_embeddings: the other side, where it is not the same set. (M, D)
+        gallery_labels: one per row of the gallery. (M,)
+    """
+    matrix = as_matrix(embeddings, "embeddings")
+    names = as_labels(labels, len(matrix), "labels")
+    if (gallery_embeddings is None) != (gallery_labels is None):
+        raise ValueError("gallery_embeddings and gallery_labels belong together: give both")
+    if gallery_embeddings is None or gallery_labels is None:
+        return (matrix, names), None
+    other = as_matrix(gallery_embeddings, "gallery_embeddings")
+    other_names = as_labels(gallery_labels, len(other), "gallery_labels")
+    if matrix.shape[1] != other.shape[1]:
+        raise ValueError(
+            f"embeddings have {matrix.shape[1]} dimensions, gallery_embeddings {other.shape[1]}"
+        )
+    if (names.dtype.kind == "U") != (other_names.dtype.kind == "U"):
+        raise TypeError("labels and gallery_labels must both be integers or both be strings")
+    return (matrix, names), (other, other_names)
 
 
 def unit_rows(matrix: NDArray[Any], order: NDArray[np.int64], name: str) -> Tensor:
