@@ -4,7 +4,10 @@ from pathlib import Path
 import pytest
 
 from cbml.gallery import Gallery
+from cbml.gallery.guard import allowed_hosts
+from cbml.gallery.service import make_app
 from tests.gallery import small
+from tests.gallery.asgi import Client
 
 
 @pytest.fixture(scope="session")
@@ -35,4 +38,17 @@ def gallery(gallery_folder: Path) -> Iterator[Gallery]:
 @pytest.fixture(scope="session")
 def second(second_folder: Path) -> Iterator[Gallery]:
     with Gallery(second_folder) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def client(gallery: Gallery, second: Gallery) -> Iterator[Client]:
+    app = make_app(gallery, hosts=allowed_hosts("127.0.0.1"), compare=second)
+    with Client(app) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def lone(gallery: Gallery) -> Iterator[Client]:
+    with Client(make_app(gallery, hosts=allowed_hosts("127.0.0.1"))) as opened:
         yield opened
