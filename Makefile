@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-$(shell (cat pyproject.toml constraints.txt; pwd) | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench slow format pseudo-evidence docs tables
+.PHONY: help install demo test processors check bench slow format pseudo-evidence docs tables dist
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,11 +20,27 @@ $(STAMP):
 
 install: $(STAMP)  ## create .venv with the pinned versions
 
-demo: $(STAMP)  ## learn from real pictures and search among classes never seen, in minutes
+demo: $(STAMP)  ## learn from real images and search among classes never seen, in minutes
 	$(BIN)/cbml demo
 
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest
+
+# Each word holds libraries back to an older processor; every setting and both numbers of threads
+# occur. Left out is what computes nothing: files, downloads, and processes that start each other.
+PROCESSORS := \
+    OMP_NUM_THREADS=1,ATEN_CPU_CAPABILITY=default,ONEDNN_MAX_CPU_ISA=SSE41,MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
+    OMP_NUM_THREADS=2,ATEN_CPU_CAPABILITY=avx2,ONEDNN_MAX_CPU_ISA=AVX2,MKL_ENABLE_INSTRUCTIONS=AVX2 \
+    OMP_NUM_THREADS=1,MKL_CBWR=COMPATIBLE
+COMPUTING  := $(addprefix tests/, evaluation index/test_index.py index/test_kmeans.py losses \
+    models/test_backbones.py models/test_bn_inception.py models/test_embedder.py \
+    models/test_embedding.py models/test_execution.py models/test_folding.py)
+
+processors: $(STAMP)  ## repeat the tests that compute as older processors would
+	for processor in $(PROCESSORS); do \
+	    echo "$$processor"; \
+	    env $$(echo $$processor | tr , ' ') $(BIN)/python -m pytest -k 'not process' $(COMPUTING) || exit 1; \
+	done
 
 check: $(STAMP)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -45,8 +61,11 @@ docs: $(STAMP)  ## make the documentation in site/
 slow: $(STAMP)  ## the long fault and evidence tests
 	$(BIN)/python -m pytest -m slow
 
-pseudo-evidence: $(STAMP)  ## what is learned from emoji without labels, against two rivals (an hour)
+pseudo-evidence: $(STAMP)  ## what is learned from emoji without labels, against two baselines (an hour)
 	$(BIN)/python examples/without_labels.py
 
-tables: $(STAMP)  ## render docs/reproduce.md from the records in results/
-	$(BIN)/python -m cbml.experiments.document docs/reproduce.md results
+tables: $(STAMP)  ## render docs/reproduce.md and docs/leaderboard.md from results/
+	$(BIN)/python -m cbml.experiments.document docs results
+
+dist: $(STAMP)  ## build the wheel in dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

@@ -9,7 +9,7 @@ statistics are always those of the whole set. Both make unit rows first. Two thr
 Counted so, each pair comes in both orders, as in any product of a set with itself. Blocks above the
 diagonal alone would count each pair once, in about half of the time: halve the ratio for that.
 
-    python benchmarks/bayes.py [--quick]      a tenth of the pictures, for a look
+    python benchmarks/bayes.py [--quick]      a tenth of the images, for a look
 """
 
 import argparse
@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cbml import PairStatistics
-from cbml.bayes.pairs import Pairs, pair_up
+from cbml import PairStatistics, QueryGallery
+from cbml.bayes import Pairs, pair_up
 
 BLOCK, BLOCKS = 512, 12
 GOAL = 20.0
 
 
-def pictures(size: int, classes: int, dim: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def images(size: int, classes: int, dim: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     random = np.random.default_rng(0)
     labels = random.permutation(np.arange(size) % classes)
     centers = random.normal(size=(classes, dim)).astype(np.float32)
@@ -71,15 +71,15 @@ def main() -> None:
     torch.set_num_threads(2)
     size, classes, dim = (6_050, 1_132, 512) if quick else (60_502, 11_316, 512)
     rounds = 3
-    rows, labels = pictures(size, classes, dim)
-    pairs = pair_up(rows, labels)
+    rows, labels = images(size, classes, dim)
+    pairs = pair_up(QueryGallery.of(rows, labels))
     every = np.arange(0, size, BLOCK)
     some = every[np.unique(np.linspace(0, len(every) - 1, BLOCKS).astype(np.int64))]
-    prepare = median(rounds, lambda: pair_up(rows, labels))
+    prepare = median(rounds, lambda: pair_up(QueryGallery.of(rows, labels)))
     exact = median(rounds, lambda: PairStatistics.of(rows, labels))
     counted = prepare + median(rounds, lambda: count(pairs, some)) * len(every) / len(some)
     ratio = counted / exact
-    print(f"{size} pictures of {classes} classes, {dim} dimensions")
+    print(f"{size} images of {classes} classes, {dim} dimensions")
     print(f"PairStatistics.of    {exact:8.2f} s")
     print(f"counting all pairs   {counted:8.2f} s   from {len(some)} of {len(every)} blocks")
     print(f"ratio                {ratio:8.1f}     goal {GOAL:.0f} at full size")

@@ -1,8 +1,8 @@
-"""How fast pictures become batches: every ratio from one run, on one thread unless it says more.
+"""How fast images become batches: every ratio from one run, on one thread unless it says more.
 
-Prints the pictures per second of Pillow and torchvision on 500-pixel JPEGs, with the paper's train
+Prints the images per second of Pillow and torchvision on 500-pixel JPEGs, with the paper's train
 transform at 227, against our batches from files and from the packed cache; and the sampler over a
-million pictures in 100,000 classes.
+million images in 100,000 classes.
 """
 
 import tempfile
@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from cbml.data import Batches, ClassBalancedSampler, ImageSet, TrainTransform, pack
+from cbml.data import Batches, ClassBalancedSampler, ImageDataset, TrainTransform, pack
 
 CLASSES, EACH = 24, 16
 PROMISED_RATIO = 8
 PROMISED_FIRST_BATCH = 1.0
-PROMISED_PER_PICTURE = 10e-6
+PROMISED_PER_IMAGE = 10e-6
 
 
 def photograph(seed: int) -> Image.Image:
@@ -32,17 +32,17 @@ def photograph(seed: int) -> Image.Image:
     return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
 
 
-def picture_set(folder: Path) -> ImageSet:
+def image_dataset(folder: Path) -> ImageDataset:
     paths = []
     for number in range(CLASSES * EACH):
         paths.append(folder / f"{number}.jpg")
         photograph(number).save(paths[-1], quality=90)
     labels = np.repeat(np.arange(CLASSES), EACH)
-    return ImageSet(tuple(paths), labels, tuple(str(label) for label in range(CLASSES)))
+    return ImageDataset(tuple(paths), labels, tuple(str(label) for label in range(CLASSES)))
 
 
 def best(contestants: dict[str, Callable[[], int]], rounds: int = 5) -> dict[str, float]:
-    """Pictures per second of each, the best of some rounds taken in turns."""
+    """Images per second of each, the best of some rounds taken in turns."""
     rates = dict.fromkeys(contestants, 0.0)
     for _ in range(rounds):
         for name, work in contestants.items():
@@ -52,7 +52,7 @@ def best(contestants: dict[str, Callable[[], int]], rounds: int = 5) -> dict[str
     return rates
 
 
-def pillow(images: ImageSet) -> int:
+def pillow(images: ImageDataset) -> int:
     transform = v2.Compose(
         [
             v2.Resize(256),
@@ -62,20 +62,20 @@ def pillow(images: ImageSet) -> int:
         ]
     )
     for path in images.paths:
-        with Image.open(path) as picture:
-            transform(picture.convert("RGB"))
+        with Image.open(path) as image:
+            transform(image.convert("RGB"))
     return len(images)
 
 
-def batches(images: ImageSet, **options: object) -> Callable[[], int]:
-    sampler = ClassBalancedSampler(images.known_labels, classes_per_batch=8, pictures_per_class=8)
+def batches(images: ImageDataset, **options: object) -> Callable[[], int]:
+    sampler = ClassBalancedSampler(images.known_labels, classes_per_batch=8, samples_per_class=8)
     source = Batches(images, sampler, transform=TrainTransform(), **options)  # type: ignore[arg-type]
     return lambda: sum(len(batch.labels) for batch in source)
 
 
-def measure_pictures() -> bool:
+def measure_images() -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        images = picture_set(Path(folder))
+        images = image_dataset(Path(folder))
         start = time.perf_counter()
         packed = pack(images.paths, Path(folder) / "packed", workers=1)
         packing = len(images) / (time.perf_counter() - start)
@@ -87,7 +87,7 @@ def measure_pictures() -> bool:
                 "the same, prepared by two threads": batches(images, source=packed, workers=2),
             }
         )
-    print("500-pixel JPEGs, train transform at 227, pictures per second")
+    print("500-pixel JPEGs, train transform at 227, images per second")
     slow, _, fast, _ = rates.values()
     for name, rate in {**rates, "packing, once": packing}.items():
         print(f"  {name:<36}{rate:8.0f} {rate / slow:6.1f} times")
@@ -99,18 +99,18 @@ def measure_pictures() -> bool:
 def measure_sampler() -> bool:
     labels = np.random.default_rng(0).integers(0, 100_000, 1_000_000)
     start = time.perf_counter()
-    sampler = ClassBalancedSampler(labels, classes_per_batch=32, pictures_per_class=4)
+    sampler = ClassBalancedSampler(labels, classes_per_batch=32, samples_per_class=4)
     iterator = iter(sampler)
     next(iterator)
     first = time.perf_counter() - start
     start = time.perf_counter()
     count = sum(len(batch) for batch in iterator)
     each = (time.perf_counter() - start) / count
-    print("sampler, 1,000,000 pictures in 100,000 classes, 32 classes of 4")
-    print(f"  first batch {first:.2f} s, then {each * 1e6:.3f} µs for each picture of {count:,}")
+    print("sampler, 1,000,000 images in 100,000 classes, 32 classes of 4")
+    print(f"  first batch {first:.2f} s, then {each * 1e6:.3f} µs for each image of {count:,}")
     return verdict(
-        "first batch under 1 s, then at most 10 µs for each picture",
-        first < PROMISED_FIRST_BATCH and each <= PROMISED_PER_PICTURE,
+        "first batch under 1 s, then at most 10 µs for each image",
+        first < PROMISED_FIRST_BATCH and each <= PROMISED_PER_IMAGE,
     )
 
 
@@ -121,7 +121,7 @@ def verdict(promise: str, kept: bool) -> bool:
 
 def main() -> None:
     torch.set_num_threads(1)
-    kept = [measure_pictures(), measure_sampler()]
+    kept = [measure_images(), measure_sampler()]
     raise SystemExit(0 if all(kept) else 1)
 
 

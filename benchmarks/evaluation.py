@@ -2,7 +2,7 @@
 
 The floor is the bare product of all queries with the whole gallery, block by block. Two threads.
 Contestants take turns; times are medians over the rounds. Memory is what the peak of a fresh
-process rises above its size before the call. The embeddings are class centres and noise: a good
+process rises above its size before the call. The embeddings are class centers and noise: a good
 model, and a poor one, whose positives stand far down. Each ratio is of the whole call: checks,
 scaling to unit length and sorting by class included. The poor model gets half of the set and the
 peer a quarter, so that all is done in minutes; both sides of a ratio have the same.
@@ -30,8 +30,8 @@ GOOD, POOR = 2.2, 6.0  # the noise of a model
 PEER_METRICS = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
 
 
-def pictures(size: int, classes: int, dim: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Unit rows around class centres that depend on the seed's hundreds only."""
+def images(size: int, classes: int, dim: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Unit rows around class centers that depend on the seed's hundreds only."""
     centers = torch.randn(classes, dim, generator=torch.Generator().manual_seed(seed // 100))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(size)[torch.randperm(size, generator=generator)] % classes
@@ -75,7 +75,7 @@ def memory(line: str) -> int:
 def peak_growth(size: int, classes: int, dim: int) -> None:
     """Print how far the peak memory of this process rises in one evaluation."""
     torch.set_num_threads(2)
-    embeddings, labels = pictures(size, classes, dim, GOOD, 0)
+    embeddings, labels = images(size, classes, dim, GOOD, 0)
     evaluate(embeddings[:2000], labels[:2000] % 100, clustering=False)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
     before = memory("VmRSS")
@@ -86,17 +86,17 @@ def peak_growth(size: int, classes: int, dim: int) -> None:
 
 def products(size: int, classes: int, dim: int, noise: float, rounds: int) -> None:
     """Against the bare product."""
-    embeddings, labels = pictures(size, classes, dim, noise, 0)
+    embeddings, labels = images(size, classes, dim, noise, 0)
     found: list[Scores] = []
     bare, recall, full = medians(
         [
             floor(embeddings, embeddings),
-            lambda: evaluate(embeddings, labels, precision=False, clustering=False),
+            lambda: evaluate(embeddings, labels, metrics=["recall@k"], clustering=False),
             lambda: found.append(evaluate(embeddings, labels, clustering=False)),
         ],
         rounds,
     )
-    print(f"{size:,} × {dim} in {classes:,} classes, Recall@1 {found[0].recall[1]:.3f}")
+    print(f"{size:,} × {dim} in {classes:,} classes, Recall@1 {found[0].metrics['recall@1']:.3f}")
     print(f"  the bare product            {bare:8.2f} s")
     print(f"  Recall@K                    {recall:8.2f} s  ratio {recall / bare:.2f}  (goal 1.6)")
     print(f"  and MAP@R, R-precision      {full:8.2f} s  ratio {full / bare:.2f}  (goal 2.2)")
@@ -104,14 +104,14 @@ def products(size: int, classes: int, dim: int, noise: float, rounds: int) -> No
 
 def peer(size: int, classes: int, dim: int, rounds: int) -> None:
     """The same numbers from pytorch-metric-learning."""
-    embeddings, labels = pictures(size, classes, dim, GOOD, 0)
+    embeddings, labels = images(size, classes, dim, GOOD, 0)
     calculator = AccuracyCalculator(
         include=PEER_METRICS, k="max_bin_count", device=torch.device("cpu")
     )
     found: list[float | None] = []
     ours, theirs = medians(
         [
-            lambda: found.append(evaluate(embeddings, labels, clustering=False).map_at_r),
+            lambda: found.append(evaluate(embeddings, labels, clustering=False).metrics["map@r"]),
             lambda: found.append(calculator.get_accuracy(embeddings, labels)[PEER_METRICS[2]]),
         ],
         rounds,
@@ -123,8 +123,8 @@ def peer(size: int, classes: int, dim: int, rounds: int) -> None:
 
 def query_and_gallery(queries: int, gallery: int, classes: int, dim: int) -> None:
     """The ImageNet protocol, once: 500 unseen classes, queries and gallery apart."""
-    embeddings, labels = pictures(queries, classes, dim, GOOD, 1)
-    others, other_labels = pictures(gallery, classes, dim, GOOD, 2)
+    embeddings, labels = images(queries, classes, dim, GOOD, 1)
+    others, other_labels = images(gallery, classes, dim, GOOD, 2)
     bare, full = medians(
         [
             floor(embeddings, others),
@@ -149,7 +149,7 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     torch.set_num_threads(2)
     size, classes = int(60502 * share), int(11316 * share)  # SOP's test set
-    evaluate(*pictures(1000, 100, 64, GOOD, 0), clustering=False)  # first calls are slow
+    evaluate(*images(1000, 100, 64, GOOD, 0), clustering=False)  # first calls are slow
     products(size, classes, 512, GOOD, 2)
     products(size // 2, classes // 2, 512, POOR, 1)
     process = multiprocessing.get_context("spawn").Process(

@@ -1,6 +1,6 @@
 """Time of `Index` against bare faiss, and what the other kinds gain and lose, all in one run.
 
-60,502 rows of 512 numbers, the size of SOP's test set, around 11,316 class centres, as a good model
+60,502 rows of 512 numbers, the size of SOP's test set, around 11,316 class centers, as a good model
 places them; the queries are further rows of the same classes. Contestants take turns; times are
 medians over the rounds. Recall is the share of the ten truly nearest rows that a kind finds;
 duplicates of rows show what ties at the last place cost.
@@ -20,15 +20,14 @@ import faiss
 import numpy as np
 
 from cbml import Index
-from cbml.index import KINDS
-from cbml.index.rows import Ids, Vectors
+from cbml.index import KINDS, Ids, Vectors
 
 ROWS, CLASSES, DIM, QUERIES, NOISE = 60_502, 11_316, 512, 1000, 2.2
 LIMIT = 1.2
 
 
 def rows_of_classes(number: int, seed: int, classes: int) -> Vectors:
-    """Unit rows around class centres."""
+    """Unit rows around class centers."""
     centers = np.random.default_rng(0).standard_normal((classes, DIM), dtype=np.float32)
     generator = np.random.default_rng(seed)
     rows = NOISE * generator.standard_normal((number, DIM), dtype=np.float32)
@@ -74,7 +73,7 @@ def compare_with_faiss(rows: Vectors, queries: Vectors, rounds: int, name: str) 
 
 
 def share_found(truth: Ids, found: Ids) -> float:
-    """Recall: the mean share of the true neighbours that were found."""
+    """Recall: the mean share of the true neighbors that were found."""
     both = [len(set(a) & set(b)) for a, b in zip(truth, found, strict=True)]
     return float(np.mean(both)) / truth.shape[1]
 

@@ -2,8 +2,8 @@
 
 59,551 unit vectors of 128 numbers in 10,000 clusters, with as many passes over the vectors for
 all: `cbml.index.kmeans` and scikit-learn's Lloyd do rounds, MiniBatchKMeans draws as many vectors
-as those rounds see. Inertia is the sum of squared distances to the nearest centre, found for all
-by the same exact search. The vectors lie around 11,318 centres, as many as SOP has classes.
+as those rounds see. Inertia is the sum of squared distances to the nearest center, found for all
+by the same exact search. The vectors lie around 11,318 centers, as many as SOP has classes.
 """
 
 import argparse
@@ -22,7 +22,7 @@ Vectors = NDArray[np.float32]
 
 
 def vectors(count: int, classes: int) -> Vectors:
-    """Unit vectors around random centres, with as much noise as an untrained model has."""
+    """Unit vectors around random centers, with as much noise as an untrained model has."""
     chance = np.random.default_rng(0)
     centers = chance.standard_normal((classes, 128), dtype=np.float32)
     rows = centers[np.arange(count) % classes]
@@ -31,7 +31,7 @@ def vectors(count: int, classes: int) -> Vectors:
 
 
 def inertia(rows: Vectors, centers: Vectors) -> float:
-    """Sum of squared distances to the nearest centre."""
+    """Sum of squared distances to the nearest center."""
     total = 0.0
     squares = (centers * centers).sum(axis=1)
     for start in range(0, len(rows), 4096):
@@ -47,7 +47,7 @@ def ours(rows: Vectors, clusters: int, rounds: int) -> Vectors:
 
 
 def lloyd(rows: Vectors, clusters: int, rounds: int) -> Vectors:
-    """scikit-learn's full k-means from random first centres, as ours starts."""
+    """scikit-learn's full k-means from random first centers, as ours starts."""
     model = KMeans(clusters, init="random", n_init=1, max_iter=rounds, tol=0.0, random_state=0)
     centers: Vectors = model.fit(rows).cluster_centers_
     return centers

@@ -1,6 +1,6 @@
 """Time and memory of CBMLLoss against what a user would pick instead, all in one run.
 
-Two threads, 512 dimensions, 8 pictures per class, forward and backward, medians of interleaved
+Two threads, 512 dimensions, 8 images per class, forward and backward, medians of interleaved
 repetitions. Memory is what the peak of a fresh process rises above its size before the step, the
 gradient of the embeddings included.
 """

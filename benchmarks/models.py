@@ -1,4 +1,4 @@
-"""Pictures per second of one training step, as the default runs it and as plain torch would.
+"""Images per second of one training step, as the default runs it and as plain torch would.
 
 A step is forward, a loss over all pairs, backward and Adam, with the batch norm's statistics
 frozen. Plain means float32 with channels first. The ways take turns, so that a busy machine hits
@@ -41,10 +41,10 @@ def training_step(
     model = Embedder(backbone, dim=512, weights="none", batch_norm="frozen_statistics")
     execution.prepare(model)
     optimizer = torch.optim.Adam(model.parameter_groups(3e-5))
-    pictures = torch.randn(batch, 3, crop, crop, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(batch, 3, crop, crop, generator=torch.Generator().manual_seed(0))
 
     def step() -> None:
-        vectors = execution.run(model, pictures)
+        vectors = execution.run(model, images)
         loss = (vectors @ vectors.T).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -72,7 +72,7 @@ def measure(backbone: str, crop: int, batch: int, rounds: int, every: bool) -> f
     rates = {name: batch / statistics.median(times) for name, times in seconds.items()}
     for name, rate in rates.items():
         ratio = rate / rates["plain"]
-        print(f"{backbone} {crop}, batch {batch}  {name:24} {rate:6.1f} pictures/s  {ratio:.2f} ×")
+        print(f"{backbone} {crop}, batch {batch}  {name:24} {rate:6.1f} images/s  {ratio:.2f} ×")
     return rates["default"] / rates["plain"]
 
 

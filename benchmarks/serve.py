@@ -1,12 +1,12 @@
-"""How long a search takes at 60,000 pictures, asked over HTTP of a real server process.
+"""How long a search takes at 60,000 images, asked over HTTP of a real server process.
 
-The gallery is made up: vectors are class centres and noise, the files a few hundred small pictures
+The gallery is made up: vectors are class centers and noise, the files a few hundred small images
 that many entries share. The network is real but untrained: its time does not depend on its weights.
 Prints medians and 95th percentiles in milliseconds of whole requests, next to the bare product of
 one query with all vectors and to one bare forward pass, measured in the same run.
 
-    python benchmarks/serve.py                         60,000 pictures (promised: under 200 ms)
-    python benchmarks/serve.py --quick                 2,000 pictures
+    python benchmarks/serve.py                         60,000 images (promised: under 200 ms)
+    python benchmarks/serve.py --quick                 2,000 images
     python benchmarks/serve.py --only-build FOLDER     make the gallery, to look at with cbml serve
 """
 
@@ -27,31 +27,31 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from cbml import Embedder, Index, embed, evaluate
+from cbml.gallery.builder import score_queries
+from cbml.gallery.images import GalleryImage
 from cbml.gallery.layout import layout
-from cbml.gallery.likeness import LOOK
-from cbml.gallery.pictures import Picture
-from cbml.gallery.reading import fingerprint
-from cbml.gallery.scoring import scored
+from cbml.gallery.loading import fingerprint
+from cbml.gallery.near_duplicates import SIGNATURE_SIZE
 from cbml.gallery.storage import State, write_state
 
 PROMISED = 0.2
 FILES = 240
-PER_CLASS = 6  # about as many as the pictures of a product in SOP
+PER_CLASS = 6  # about as many as the images of a product in SOP
 BACKBONE = "efficientnet_lite0"
 
 
 def draw(number: int) -> Image.Image:
-    """A picture that can be told from the others."""
+    """An image that can be told from the others."""
     chance = np.random.default_rng(number)
-    picture = Image.new("RGB", (240, 180), tuple(chance.integers(60, 256, 3).tolist()))
-    pen = ImageDraw.Draw(picture)
+    image = Image.new("RGB", (240, 180), tuple(chance.integers(60, 256, 3).tolist()))
+    pen = ImageDraw.Draw(image)
     for _ in range(6):
         x, y = chance.integers(0, 240), chance.integers(0, 180)
         size = chance.integers(15, 70)
-        colour = tuple(chance.integers(0, 256, 3).tolist())
+        color = tuple(chance.integers(0, 256, 3).tolist())
         shape = pen.ellipse if chance.random() < 0.5 else pen.rectangle
-        shape((x - size, y - size, x + size, y + size), fill=colour)
-    return picture
+        shape((x - size, y - size, x + size, y + size), fill=color)
+    return image
 
 
 def draw_files(folder: Path) -> list[Path]:
@@ -64,8 +64,8 @@ def draw_files(folder: Path) -> list[Path]:
 
 def made_vectors(count: int, dim: int, noise: float) -> NDArray[np.float32]:
     chance = np.random.default_rng(0)
-    centres = chance.standard_normal((-(-count // PER_CLASS), dim), dtype=np.float32)
-    rows = np.repeat(centres, PER_CLASS, axis=0)[:count]
+    centers = chance.standard_normal((-(-count // PER_CLASS), dim), dtype=np.float32)
+    rows = np.repeat(centers, PER_CLASS, axis=0)[:count]
     rows += noise * chance.standard_normal(rows.shape, dtype=np.float32)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
@@ -74,8 +74,8 @@ def make_gallery(folder: Path, count: int, dim: int, *, noise: float = 2.2, seed
     """A gallery of so many entries, saved as `cbml index` saves it."""
     files = draw_files(folder / "files")
     vectors = made_vectors(count, dim, noise + 0.4 * seed)
-    pictures = tuple(
-        Picture(
+    images = tuple(
+        GalleryImage(
             number,
             str(files[number // PER_CLASS % FILES]),
             f"product {number // PER_CLASS}/photograph {number % PER_CLASS}.jpg",
@@ -93,10 +93,12 @@ def make_gallery(folder: Path, count: int, dim: int, *, noise: float = 2.2, seed
         model=model.describe(),
         generation=1,
         next_id=count,
-        pictures=pictures,
-        looks=np.random.default_rng(1).integers(0, 256, (count, LOOK), dtype=np.uint8),
+        images=images,
+        signatures=np.random.default_rng(1).integers(
+            0, 256, (count, SIGNATURE_SIZE), dtype=np.uint8
+        ),
         layout=layout(vectors),
-        scores=scored(vectors, pictures, evaluate),
+        scores=score_queries(vectors, images, evaluate),
     )
     index = Index(dim)
     index.add(vectors)
@@ -152,20 +154,20 @@ def measure(folder: Path, count: int, dim: int, repetitions: int) -> bool:
     server, address = start_server(folder)
     api = "/api/v1"
     try:
-        print(f"{count:,} pictures × {dim}, {BACKBONE}; milliseconds: median, 95th percentile")
+        print(f"{count:,} images × {dim}, {BACKBONE}; milliseconds: median, 95th percentile")
         report("bare product, one query", timed(lambda n: vectors @ vectors[n], repetitions))
         report(
-            "bare embedding, one picture",
+            "bare embedding, one image",
             timed(lambda n: embed(model, [pixels[n]], progress=False), repetitions),
         )
         kept = [
             report(
-                "search with a picture of the gallery",
-                timed(lambda n: asked(address, f"{api}/pictures/{n * 7}/search?k=50"), repetitions),
+                "search with an image of the gallery",
+                timed(lambda n: asked(address, f"{api}/images/{n * 7}/search?k=50"), repetitions),
                 PROMISED,
             ),
             report(
-                "search with an uploaded picture",
+                "search with an uploaded image",
                 timed(lambda n: asked(address, f"{api}/search?k=50", uploads[n]), repetitions),
                 PROMISED,
             ),
@@ -182,7 +184,7 @@ def measure(folder: Path, count: int, dim: int, repetitions: int) -> bool:
             "a page of 50 thumbnails, new",
             timed(
                 lambda n: [
-                    asked(address, f"{api}/pictures/{50 * n + i}/thumbnail") for i in range(50)
+                    asked(address, f"{api}/images/{50 * n + i}/thumbnail") for i in range(50)
                 ],
                 4,
             ),
@@ -198,12 +200,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only-build", type=Path, metavar="FOLDER")
-    parser.add_argument("--pictures", type=int)
+    parser.add_argument("--images", type=int)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0, help="another one is another model")
     options = parser.parse_args()
     torch.set_num_threads(2)
-    count = options.pictures or (2_000 if options.quick else 60_000)
+    count = options.images or (2_000 if options.quick else 60_000)
     if options.only_build is not None:
         make_gallery(options.only_build, count, options.dim, seed=options.seed)
         print(f"cbml serve {options.only_build}")

@@ -1,4 +1,4 @@
-"""Pictures per second of whole training steps: `cbml.fit` against a straightforward loop.
+"""Images per second of whole training steps: `cbml.fit` against a straightforward loop.
 
 The straightforward loop is what a careful user writes: a torch DataLoader over Pillow files with
 torchvision's transforms and a sampler of classes, float32, pytorch-metric-learning's multi-
@@ -12,7 +12,6 @@ its process keep freed memory, from which the other loop profits too after the f
 """
 
 import argparse
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -25,15 +24,15 @@ from pytorch_metric_learning.samplers import MPerClassSampler
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from cbml.data import ImageSet
+from cbml.data import ImageDataset
 from cbml.losses import PRODUCTS, CBMLLoss
-from cbml.training import Listener, Recipe, Settings, StepReport, Team, fit
-from cbml.training.assembly import build_batches, build_execution, build_model, load_splits
+from cbml.runs import RunConfig, build_batches, build_execution, build_model, load_splits
+from cbml.training import Callback, Distributed, Settings, StepReport, fit
 
 STEPS, WARM = 6, 2
 
 
-class Clock(Listener):
+class Clock(Callback):
     """Remembers when each step was done."""
 
     def __init__(self) -> None:
@@ -45,16 +44,16 @@ class Clock(Listener):
 
 
 class Files(Dataset[tuple[torch.Tensor, int]]):
-    """Pictures decoded by Pillow and cropped by torchvision, one at a time."""
+    """Images decoded by Pillow and cropped by torchvision, one at a time."""
 
-    def __init__(self, images: ImageSet, recipe: Recipe) -> None:
-        preprocessing = build_model(recipe).preprocessing
+    def __init__(self, images: ImageDataset, config: RunConfig) -> None:
+        preprocessing = build_model(config).preprocessing
         self.images = images
         self.transform = v2.Compose(
             [
                 v2.ToImage(),
                 v2.Resize(preprocessing.resize),
-                v2.RandomResizedCrop(recipe.crop, scale=(0.16, 1.0)),
+                v2.RandomResizedCrop(config.model.crop, scale=(0.16, 1.0)),
                 v2.RandomHorizontalFlip(),
                 v2.ToDtype(torch.float32, scale=True),
                 v2.Normalize(preprocessing.mean, preprocessing.std),
@@ -65,27 +64,30 @@ class Files(Dataset[tuple[torch.Tensor, int]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        with Image.open(self.images.paths[index]) as picture:
-            pixels = self.transform(picture.convert("RGB"))
+        with Image.open(self.images.paths[index]) as image:
+            pixels = self.transform(image.convert("RGB"))
         return pixels, int(self.images.known_labels[index])
 
 
-def plain_loop(images: ImageSet, recipe: Recipe) -> list[float]:
-    model = build_model(recipe).train()
+def plain_loop(images: ImageDataset, config: RunConfig) -> list[float]:
+    model = build_model(config).train()
     loss, miner = MultiSimilarityLoss(), MultiSimilarityMiner()
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, weight_decay=5e-4)
-    size = recipe.classes_per_batch * recipe.pictures_per_class
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, weight_decay=5e-4)
+    size = config.training.classes_per_batch * config.training.samples_per_class
     sampler = MPerClassSampler(
-        images.known_labels, recipe.pictures_per_class, size, length_before_new_iter=len(images)
+        images.known_labels,
+        config.training.samples_per_class,
+        size,
+        length_before_new_iter=len(images),
     )
-    loader = DataLoader(Files(images, recipe), size, sampler=sampler, num_workers=1, drop_last=True)
+    loader = DataLoader(Files(images, config), size, sampler=sampler, num_workers=1, drop_last=True)
     times: list[float] = []
     for pixels, labels in endless(loader):
         rows = model(pixels)
         value = loss(rows, labels, miner(rows, labels))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value.backward()
-        optimiser.step()
+        optimizer.step()
         times.append(time.perf_counter())
         if len(times) == STEPS:
             return times
@@ -97,41 +99,41 @@ def endless(loader: DataLoader[tuple[torch.Tensor, int]]) -> Iterator[tuple[torc
         yield from loader
 
 
-def our_loop(images: ImageSet, recipe: Recipe) -> list[float]:
-    model, clock = build_model(recipe), Clock()
+def our_loop(images: ImageDataset, config: RunConfig) -> list[float]:
+    model, clock = build_model(config), Clock()
     fit(
         model,
         CBMLLoss(ratio=PRODUCTS),
-        build_batches(recipe, images, Team()),
+        build_batches(config, images, Distributed()),
         settings=Settings(steps=STEPS),
-        execution=build_execution(recipe, model),
-        listener=clock,
+        execution=build_execution(config, model),
+        callback=clock,
     )
     return clock.times
 
 
-def pictures_per_second(
-    loop: Callable[[ImageSet, Recipe], list[float]], images: ImageSet, recipe: Recipe
+def images_per_second(
+    loop: Callable[[ImageDataset, RunConfig], list[float]], images: ImageDataset, config: RunConfig
 ) -> float:
-    times = loop(images, recipe)[WARM:]
-    size = recipe.classes_per_batch * recipe.pictures_per_class
+    times = loop(images, config)[WARM:]
+    size = config.training.classes_per_batch * config.training.samples_per_class
     return size * (len(times) - 1) / (times[-1] - times[0])
 
 
-def compare(name: str, recipe: Recipe, rounds: int) -> None:
-    images = load_splits(recipe).train
-    build_batches(recipe, images, Team())  # packs once; every later run finds it packed
+def compare(name: str, config: RunConfig, rounds: int) -> None:
+    images = load_splits(config).train
+    build_batches(config, images, Distributed())  # packs once; every later run finds it packed
     rates: dict[str, list[float]] = {"plain": [], "cbml": []}
     for _ in range(rounds):
-        rates["plain"].append(pictures_per_second(plain_loop, images, recipe))
-        rates["cbml"].append(pictures_per_second(our_loop, images, recipe))
+        rates["plain"].append(images_per_second(plain_loop, images, config))
+        rates["cbml"].append(images_per_second(our_loop, images, config))
     middle = {who: statistics.median(values) for who, values in rates.items()}
     ratio = middle["cbml"] / middle["plain"]
     print(
-        f"{name}, {recipe.backbone}, crop {recipe.crop}, batch "
-        f"{recipe.classes_per_batch} x {recipe.pictures_per_class}, {torch.get_num_threads()} "
-        f"threads: plain {middle['plain']:.1f} pictures/s, cbml {middle['cbml']:.1f} pictures/s, "
-        f"{ratio:.2f} times (goal 1.5)"
+        f"{name}, {config.model.backbone}, crop {config.model.crop}, batch "
+        f"{config.training.classes_per_batch} x {config.training.samples_per_class}, "
+        f"{torch.get_num_threads()} threads: plain {middle['plain']:.1f} images/s, "
+        f"cbml {middle['cbml']:.1f} images/s, {ratio:.2f} times (goal 1.5)"
     )
 
 
@@ -140,15 +142,14 @@ def main() -> None:
     parser.add_argument("cub", nargs="?", help="the folder of CUB")
     parser.add_argument("--quick", action="store_true", help="few small batches")
     options = parser.parse_args()
-    recipes = {"emoji": Recipe(data="emoji", crop=96, classes_per_batch=30, pictures_per_class=4)}
+    configs = {"emoji": RunConfig("emoji")}
     if options.cub is not None:
-        recipes["CUB"] = Recipe(
-            data=options.cub, crop=140, classes_per_batch=15, pictures_per_class=8
-        )
-    for name, recipe in recipes.items():
+        sizes = {"classes_per_batch": 15, "samples_per_class": 8}
+        configs["CUB"] = RunConfig(options.cub, model={"crop": 140}, training=sizes)
+    for name, config in configs.items():
         if options.quick:
-            recipe = dataclasses.replace(recipe, crop=32, classes_per_batch=6)
-        compare(name, recipe, rounds=1 if options.quick else 3)
+            config = config.replace(model={"crop": 32}, training={"classes_per_batch": 6})
+        compare(name, config, rounds=1 if options.quick else 3)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
 """What can be wrong with what users hand us; the command line turns each kind into an exit code."""
 
-__all__ = ["BadData", "DamagedFile", "MissingExtra"]
+__all__ = ["BadData", "DamagedFile", "FolderInUse", "MissingExtra"]
 
 
 class BadData(ValueError):
-    """Pictures, tables or folders that cannot be used as they are. Exit code 3."""
+    """Images, tables or folders that cannot be used as they are. Exit code 3."""
+
+
+class FolderInUse(BadData):
+    """A folder that another process is writing. Exit code 3."""
 
 
 class DamagedFile(ValueError):

@@ -1,9 +1,13 @@
 """Saved files that are old or new, never between, and whose damage is found before use.
 
 A saved folder (a model, an index, a packed cache) has one commit point: `manifest.json`. Its parts
-carry a piece of their SHA-256 in their names, so that a new save never touches a part the old
-manifest still names; the manifest is replaced by one atomic rename, and only then are the parts
-that nobody names any more deleted. A kill at any moment leaves the old folder or the new one.
+carry a piece of their SHA-256 in their names, so that a new save never touches a part an earlier
+manifest names, and the manifest is replaced by one atomic rename. A kill at any moment leaves the
+old folder or the new one.
+
+Writers take turns by `locked`. Readers take no lock, so a read-only copy can be read and nobody
+waits for a reader: the parts of the last manifest stay until the save after the next, and whoever
+was slower than that reads again (`consistent`).
 """
 
 import contextlib
@@ -13,21 +17,65 @@ import math
 import os
 import shutil
 import tempfile
-import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from cbml.errors import DamagedFile
+from cbml.errors import DamagedFile, FolderInUse
 
-__all__ = ["load_folder", "replaced_file", "save_folder", "sha256", "write_json"]
+__all__ = [
+    "consistent",
+    "load_folder",
+    "locked",
+    "replaced_file",
+    "save_folder",
+    "sha256",
+    "write_json",
+]
 
 MANIFEST = "manifest.json"
+LOCK = ".lock"
 SCRATCH = ".part-"
-# No save takes a day: what is older belongs to one that was killed.
-ABANDONED_AFTER = 24 * 3600.0
+# Seconds after which the process that holds a lock is taken for stuck.
+PATIENCE = 600.0
 
+T = TypeVar("T")
 Writer = Callable[[Path], object]
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: float = PATIENCE, name: str = LOCK) -> Iterator[None]:
+    """Hold the write lock of a folder inside the block; raises FolderInUse when it stays taken.
+
+    The lock is one of the operating system, so it ends with its process, however that ends. A
+    thread that holds it may take it again. On NFS it holds between machines if the server grants
+    locks, and a machine that died loses it when its lease runs out (about 90 s on NFSv4). Where the
+    file system knows no locks at all, the lock file itself is the lock: a dead process of the same
+    machine is noticed, one of another machine is not, and its lock file has to be deleted by hand.
+
+    Args:
+        folder: made if missing.
+        wait: seconds to wait for another process; 0 does not wait, infinity waits for ever.
+        name: of the lock file, for folders in which single files are locked.
+    """
+    from filelock import FileLock, Timeout  # here: `cbml --help` needs no lock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flock not supported")  # said above, once
+        # One object for each path: a thread that holds the lock does not wait for itself.
+        lock = FileLock(folder.resolve() / name, is_singleton=True)
+        try:
+            lock.acquire(timeout=-1 if wait == math.inf else wait)
+        except Timeout:
+            raise FolderInUse(
+                f"{folder}: another process is writing here; try again when it has finished"
+            ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -77,12 +125,7 @@ def sha256(path: Path) -> str:
 
 
 def save_folder(
-    folder: Path,
-    kind: str,
-    parts: Mapping[str, Writer],
-    about: Mapping[str, object],
-    *,
-    alone: bool = False,
+    folder: Path, kind: str, parts: Mapping[str, Writer], metadata: Mapping[str, object]
 ) -> None:
     """Save a folder of parts under one manifest, in one step as seen by any reader.
 
@@ -90,32 +133,20 @@ def save_folder(
         folder: where to save; made if missing; parts of an earlier save are replaced.
         kind: what the folder holds, such as "cbml model 1"; `load_folder` asks for the same.
         parts: name -> function that writes that part to the path it is given.
-        about: plain facts to keep in the manifest.
-        alone: the caller holds a lock that every save into this folder takes; what a killed save
-            left behind is then known to be nobody's and deleted at once, not after a day.
+        metadata: plain values to keep in the manifest.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    _delete_abandoned(folder, math.inf if alone else time.time() - ABANDONED_AFTER)
-    entries: dict[str, dict[str, object]] = {}
-    for name, write in parts.items():
-        with contextlib.ExitStack() as stack:
-            scratch = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH))
-            )
-            write(scratch / name)
-            digest = sha256(scratch / name)
-            stored = f"{Path(name).stem}-{digest[:16]}{Path(name).suffix}"
-            with replaced_file(folder / stored) as temporary:
-                os.replace(scratch / name, temporary)
-        size = (folder / stored).stat().st_size
-        entries[name] = {"file": stored, "bytes": size, "sha256": digest}
-    manifest = {"kind": kind, "parts": entries, "about": dict(about)}
-    write_json(folder / MANIFEST, {**manifest, "sha256": _digest(manifest)})
-    _delete_unnamed(folder, {str(entry["file"]) for entry in entries.values()})
+    with locked(folder):
+        _delete_abandoned(folder)
+        replaced = _named_files(folder)
+        entries = {name: _write_part(folder, name, write) for name, write in parts.items()}
+        manifest = {"kind": kind, "parts": entries, "metadata": dict(metadata)}
+        write_json(folder / MANIFEST, {**manifest, "sha256": _digest(manifest)})
+        # What was replaced just now may still be read; what the save before replaced is not.
+        _delete_unnamed(folder, replaced | _named_files(folder))
 
 
 def load_folder(folder: Path, kind: str) -> tuple[dict[str, Path], dict[str, Any]]:
-    """The checked parts of a saved folder, name -> path, and the facts saved with them.
+    """The checked parts of a saved folder, name -> path, and the metadata saved with them.
 
     Every byte is compared with the manifest before any part is handed out.
 
@@ -123,18 +154,55 @@ def load_folder(folder: Path, kind: str) -> tuple[dict[str, Path], dict[str, Any
         folder: a folder written by `save_folder`.
         kind: what it must hold.
     """
+    return consistent(folder, lambda: _checked_parts(folder, kind))
+
+
+def consistent(folder: Path, read: Callable[[], T]) -> T:
+    """What `read` gives; it reads again if it failed while a writer replaced what it was reading.
+
+    Args:
+        folder: a folder written by `save_folder`.
+        read: reads the folder, and can be called more than once.
+    """
+    while True:
+        before = _manifest_bytes(folder)
+        try:
+            return read()
+        except (DamagedFile, OSError):
+            if _manifest_bytes(folder) == before:
+                raise
+
+
+def _write_part(folder: Path, name: str, write: Writer) -> dict[str, object]:
+    """Write one part under a name that holds its hash; its entry in the manifest."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as scratch:
+        written = Path(scratch) / name
+        write(written)
+        digest = sha256(written)
+        stored = f"{Path(name).stem}-{digest[:16]}{Path(name).suffix}"
+        with replaced_file(folder / stored) as temporary:
+            os.replace(written, temporary)
+    return {"file": stored, "bytes": (folder / stored).stat().st_size, "sha256": digest}
+
+
+def _checked_parts(folder: Path, kind: str) -> tuple[dict[str, Path], dict[str, Any]]:
     manifest = _read_manifest(folder, kind)
     parts: dict[str, Path] = {}
     for name, entry in manifest["parts"].items():
         path = folder / entry["file"]
-        if not path.is_file():
-            raise DamagedFile(f"{path}: missing; save the folder again or restore it from a copy")
-        if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+        try:
+            sound = path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
+        except OSError as error:
+            raise DamagedFile(
+                f"{path}: missing or not readable ({error.strerror}); save the folder again or "
+                "restore it from a copy"
+            ) from None
+        if not sound:
             raise DamagedFile(
                 f"{path}: its content is not what {MANIFEST} says; restore it from a copy"
             )
         parts[name] = path
-    return parts, manifest["about"]
+    return parts, manifest["metadata"]
 
 
 def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
@@ -142,18 +210,38 @@ def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         manifest = json.loads(text)
+        as_written = isinstance(manifest, dict) and text == _json_text(manifest)
     except FileNotFoundError:
         raise DamagedFile(f"{folder}: no {MANIFEST}; not a saved {kind!r} folder") from None
+    except OSError as error:
+        raise DamagedFile(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path}: not readable as JSON ({error})") from None
-    as_written = isinstance(manifest, dict) and text == _json_text(manifest)
     if not (as_written and manifest.pop("sha256", None) == _digest(manifest)):
         raise DamagedFile(f"{path}: altered, or not a manifest of this program; restore a copy")
+    if set(manifest) == {"kind", "parts", "about"}:
+        raise DamagedFile(f"{path}: saved by an earlier version of cbml; make it again")
     if not _well_formed(manifest):
         raise DamagedFile(f"{path}: not a manifest of this program")
     if manifest["kind"] != kind:
         raise DamagedFile(f"{path}: holds {manifest['kind']!r}, expected {kind!r}")
     return dict(manifest)
+
+
+def _manifest_bytes(folder: Path) -> bytes | None:
+    try:
+        return (folder / MANIFEST).read_bytes()
+    except OSError:
+        return None
+
+
+def _named_files(folder: Path) -> set[str]:
+    """The files that the present manifest names; none where there is no readable one."""
+    try:
+        parts = json.loads(_manifest_bytes(folder) or b"{}")["parts"]
+        return {str(entry["file"]) for entry in parts.values()}
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return set()
 
 
 def _json_text(value: object) -> str:
@@ -166,9 +254,9 @@ def _digest(manifest: Mapping[str, object]) -> str:
 
 
 def _well_formed(manifest: Mapping[str, Any]) -> bool:
-    if set(manifest) != {"kind", "parts", "about"}:
+    if set(manifest) != {"kind", "parts", "metadata"}:
         return False
-    if not (isinstance(manifest["parts"], dict) and isinstance(manifest["about"], dict)):
+    if not (isinstance(manifest["parts"], dict) and isinstance(manifest["metadata"], dict)):
         return False
     # A part is a plain file name: a manifest must never lead out of its folder.
     return all(
@@ -191,16 +279,12 @@ def _delete_unnamed(folder: Path, named: set[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _delete_abandoned(folder: Path, before: float) -> None:
+def _delete_abandoned(folder: Path) -> None:
     """Delete what a killed save left behind; it may be as large as all that was saved."""
     for path in folder.glob(f"{SCRATCH}*"):
-        with contextlib.suppress(FileNotFoundError):  # another save was faster
-            if path.stat().st_mtime < before:
-                shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(".*.tmp"):
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_mtime < before:
-                path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -10,7 +10,7 @@ html_title = "cbml"
 html_theme = "furo"
 html_copy_source = False
 html_show_sphinx = False
-copyright = "the contributors of cbml, MIT licence"
+copyright = "the contributors of cbml, MIT license"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3

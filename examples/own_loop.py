@@ -1,7 +1,7 @@
 """One good loss in a plain torch loop: no trainer, no configuration.
 
-The pictures here are coloured noise, so that the script runs anywhere in a second; put your own
-network and your own batches in their places. A batch must hold several pictures of each class:
+The images here are colored noise, so that the script runs anywhere in a second; put your own
+network and your own batches in their places. A batch must hold several images of each class:
 `ClassBalancedSampler` draws such batches from any list of labels.
 """
 
@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from cbml import CBMLLoss, ClassBalancedSampler, evaluate
 
 
-def pictures(classes: int, each: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Noise around one colour for each class, and the class of each picture."""
+def images(classes: int, each: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Noise around one color for each class, and the class of each image."""
     generator = torch.Generator().manual_seed(seed)
-    colours = torch.rand(classes, 3, 1, 1, generator=generator)
+    colors = torch.rand(classes, 3, 1, 1, generator=generator)
     labels = torch.arange(classes).repeat_interleave(each)
     noise = torch.randn(len(labels), 3, 16, 16, generator=generator)
-    return colours[labels] + noise, labels
+    return colors[labels] + noise, labels
 
 
 def train(network: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> list[float]:
     """The loop: every line of it is torch, but two."""
     loss = CBMLLoss.paper("sop")
     sampler = ClassBalancedSampler(
-        labels.numpy(), classes_per_batch=16, pictures_per_class=4, seed=0
+        labels.numpy(), classes_per_batch=16, samples_per_class=4, seed=0
     )
     optimizer = torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=1e-3)
     values = []
@@ -41,7 +41,7 @@ def train(network: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> li
 
 
 def main() -> None:
-    """Learn from some colours, search among others."""
+    """Learn from some colors, search among others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args()
@@ -49,14 +49,14 @@ def main() -> None:
     network = nn.Sequential(
         nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 16)
     )
-    unseen, truth = pictures(classes=20, each=8, seed=1)
+    unseen, truth = images(classes=20, each=8, seed=1)
     with torch.no_grad():
-        before = evaluate(network(unseen), truth, clustering=False).recall[1]
-    values = train(network, *pictures(classes=40, each=8, seed=0), options.epochs)
+        before = evaluate(network(unseen), truth, clustering=False).metrics["recall@1"]
+    values = train(network, *images(classes=40, each=8, seed=0), options.epochs)
     with torch.no_grad():
-        after = evaluate(network(unseen), truth, clustering=False).recall[1]
+        after = evaluate(network(unseen), truth, clustering=False).metrics["recall@1"]
     print(f"loss {values[0]:.3f} at the first step, {values[-1]:.3f} at the last")
-    print(f"Recall@1 among colours never seen: {before:.1%} before, {after:.1%} after")
+    print(f"Recall@1 among colors never seen: {before:.1%} before, {after:.1%} after")
 
 
 if __name__ == "__main__":

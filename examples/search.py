@@ -1,6 +1,6 @@
-"""Search a folder of pictures from Python: build a gallery once, then ask it.
+"""Search a folder of images from Python: build a gallery once, then ask it.
 
-    python examples/search.py my-pictures/ query.jpg
+    python examples/search.py my-images/ query.jpg
 
 A second call only embeds what is new. `--model` takes the folder of a trained model, such as
 `runs/mine/model`; without it the network is the one that its ImageNet weights give.
@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from cbml import Embedder
-from cbml.gallery import Gallery, Wish, build, list_pictures
+from cbml.gallery import Gallery, SearchOptions, build, list_images
 
 
 def main() -> None:
@@ -25,10 +25,10 @@ def main() -> None:
         model = Embedder("efficientnet_lite0", dim=128)
     else:
         model = Embedder.load(options.model)
-    built = build(model, list_pictures(options.folder), options.gallery)
-    print(f"{built.pictures} pictures, {built.embedded} of them new")
+    built = build(model, list_images(options.folder), options.gallery)
+    print(f"{built.images} images, {built.embedded} of them new")
     with Gallery(options.gallery) as gallery:
-        answer = gallery.search(gallery.query(options.query), Wish(k=5))
+        answer = gallery.search(gallery.query(options.query), SearchOptions(k=5))
     for result in answer.results:
         print(f"{result.rank:3}  {result.similarity:6.3f}  {result.name}  {result.label or ''}")
 

@@ -12,14 +12,14 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor, nn
 
 from cbml import CBMLLoss
-from cbml.losses.interop import CrossBatchMemory
+from cbml.losses import CrossBatchMemory
 
 
 def batch(classes: int, each: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Points around one centre for each of some classes drawn from a hundred."""
-    centres = torch.randn(100, 32, generator=torch.Generator().manual_seed(0))
+    """Points around one center for each of some classes drawn from a hundred."""
+    centers = torch.randn(100, 32, generator=torch.Generator().manual_seed(0))
     labels = torch.randperm(100, generator=generator)[:classes].repeat_interleave(each)
-    return centres[labels] + torch.randn(len(labels), 32, generator=generator), labels
+    return centers[labels] + torch.randn(len(labels), 32, generator=generator), labels
 
 
 def train(network: nn.Module, steps: int) -> list[float]:

@@ -1,7 +1,7 @@
-"""What can be learned from emoji without their labels: CBML on clusters against two rivals.
+"""What can be learned from emoji without their labels: CBML on clusters against two baselines.
 
 Every method starts from the same weights, sees as many crops, in batches of the same sizes and with
-the same optimiser, and is scored on emoji whose classes it never saw. "before" is the network as it
+the same optimizer, and is scored on emoji whose classes it never saw. "before" is the network as it
 comes, with a random linear layer; "start" the same with a linear layer that whitens,
 from which all methods begin. Each run is a unit: a line in the records once it is done, continued
 from its checkpoint where it was stopped. `make pseudo-evidence` runs them all. With
@@ -17,68 +17,70 @@ from typing import Any
 
 from scipy.stats import t
 
-from cbml import Embedder, evaluate
-from cbml.data import Splits
-from cbml.experiments.tools import TOOLS
-from cbml.pseudo import load_pictures, train_unlabelled, unlabelled_recipe
-from cbml.pseudo.whitening import start_head
-from cbml.training import Listener, Recipe, Team, evaluate_split, read_record
-from cbml.training.assembly import Shelf, build_model
+from cbml import Embedder, RunConfig, run
+from cbml.data import PackedDataset, Splits
+from cbml.methods import start_head
+from cbml.runs import (
+    build_model,
+    parse_overrides,
+    score_split,
+    training_splits,
+    with_current_names,
+)
+from cbml.training import Callback, read_record
 
 METHODS: dict[str, tuple[str, ...]] = {
     "cbml": (),
     "cbml, constants from data": ("parameters=from-data",),
     "cbml, no constraint": ("loss.variance_weight=0.0",),
     "cbml, with mining": ("loss.mining_margin=0.1",),
-    "nt_xent, each picture a class": ("labels=each", "loss=nt_xent"),
+    "nt_xent, each image a class": ("labels=each", "loss=nt_xent"),
     "cross-entropy on clusters": ("loss=normalized_softmax",),
 }
-SCORES = ("recall@1", "map_at_r")
+SCORES = ("recall@1", "map@r")
 
 
-def recipe_of(data: str, method: str, seed: int, overrides: list[str]) -> Recipe:
-    """The recipe of a unit."""
+def config_of(data: str, method: str, seed: int, overrides: list[str]) -> RunConfig:
+    """The config of a unit."""
     budget = ["crop=64", "epochs=2", f"seed={seed}", *overrides]
-    return unlabelled_recipe(data, [*METHODS[method], *budget])
+    changes = parse_overrides([*METHODS[method], *budget])
+    images = {"source": data, "labels": "none", **changes.pop("data", {})}
+    return RunConfig(images, **changes)
 
 
 def scores_of(model: Embedder, splits: Splits) -> dict[str, float]:
     """Scores on the test classes."""
-    found = evaluate_split(model.eval(), splits, "test", evaluate)
+    found = score_split(model.eval(), splits, "test").metrics
     return {name: found[name] for name in SCORES}
 
 
-def untrained(recipe: Recipe) -> dict[str, dict[str, float]]:
+def untrained(config: RunConfig) -> dict[str, dict[str, float]]:
     """Scores with a random linear layer, and with the one that all methods begin with."""
-    splits = load_pictures(recipe)
-    model = build_model(recipe)
+    splits = training_splits(config)
+    model = build_model(config)
     before = scores_of(model, splits)
-    start_head(model, Shelf.of(splits.train, recipe.crop), Team())
+    start_head(model, PackedDataset.of(splits.train, config.model.crop).embedded)
     return {"before": before, "start": scores_of(model, splits)}
 
 
-def run_unit(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Train, or go on, and score the test classes once."""
+def run_unit(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Train, or resume, and score the test classes once."""
     start = time.monotonic()
-    outcome = train_unlabelled(
-        recipe,
-        folder,
-        TOOLS,
-        resume=(folder / "run.json").exists(),
-        test=not recipe.study,
-        listener=Listener(),
-    )
+    study = config.pseudo_labels.study
+    resume = (folder / "run.json").exists()
+    result = run(config, folder, resume=resume, test=not study, callback=Callback())
     record = read_record(folder)
-    found = dict(record["study"] if recipe.study else outcome.test or {})
+    found = dict(record["study"] if study else result.test or {})
     scores = {name.removeprefix("held-out "): value for name, value in found.items()}
+    named = config.replace(data=Path(config.data.source).name)  # not where it lies
     return {
         "scores": {name: scores[name] for name in SCORES},
-        "held_out": recipe.study,
-        "steps": outcome.fitted.steps,
+        "held_out": study,
+        "steps": result.fitted.steps,
         "clusters": record["clusters"],
         "seconds": round(time.monotonic() - start),
         "environment": record["environment"],
-        "recipe": {**record["recipe"], "data": Path(recipe.data).name},  # not where it lies
+        "config": named.as_dict(),
     }
 
 
@@ -113,7 +115,7 @@ def main() -> None:
     options = parser.parse_args()
     options.records.parent.mkdir(parents=True, exist_ok=True)
     done = options.records.read_text().splitlines() if options.records.exists() else []
-    lines: list[dict[str, Any]] = [json.loads(line) for line in done]
+    lines: list[dict[str, Any]] = [with_current_names(json.loads(line)) for line in done]
 
     def note(line: dict[str, Any]) -> None:
         lines.append(line)
@@ -123,14 +125,14 @@ def main() -> None:
 
     for seed in options.seeds:
         wanted = [m for m in options.methods if (m, seed) not in _keys(lines)]
-        plain = recipe_of(options.data, "cbml", seed, options.overrides)
-        if wanted and not plain.study and ("before", seed) not in _keys(lines):
+        plain = config_of(options.data, "cbml", seed, options.overrides)
+        if wanted and not plain.pseudo_labels.study and ("before", seed) not in _keys(lines):
             for name, scores in untrained(plain).items():
                 note({"method": name, "seed": seed, "scores": scores})
         for method in wanted:
-            recipe = recipe_of(options.data, method, seed, options.overrides)
+            config = config_of(options.data, method, seed, options.overrides)
             folder = options.runs / f"{method.replace(', ', '-').replace(' ', '_')}-{seed}"
-            note({"method": method, "seed": seed, **run_unit(recipe, folder)})
+            note({"method": method, "seed": seed, **run_unit(config, folder)})
     print(table(lines))
 
 

@@ -1,7 +1,33 @@
 """What holds for all tests."""
 
+import os
 import signal
+from collections.abc import Iterator
+
+import pytest
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and every program that
 # they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Every signal is noted here, whatever handler a test has installed. Training answers Ctrl-C and
+# SIGTERM itself, so without this a signal would only fail the test that happens to run.
+_signals, _notify = os.pipe()
+for end in (_signals, _notify):
+    os.set_blocking(end, False)
+signal.set_wakeup_fd(_notify, warn_on_full_buffer=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run one test, then end the session if it was asked to stop."""
+    try:
+        return (yield)
+    finally:
+        try:
+            received = os.read(_signals, 4096)
+        except BlockingIOError:
+            received = b""
+        asked = {signal.SIGINT, signal.SIGTERM} & set(received)
+        if asked:
+            item.session.shouldstop = f"stopped by {signal.Signals(min(asked)).name}"

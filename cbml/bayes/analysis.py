@@ -1,4 +1,4 @@
-"""Everything that the similarities of one set of pictures tell, as numbers."""
+"""Everything that the similarities of one set of images tell, as numbers."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,14 +8,12 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from cbml.bayes.histograms import GaussianFit, PairHistogram
-from cbml.bayes.matching import MatchProbability
+from cbml.bayes.match_probability import MatchProbability
+from cbml.bayes.neighbors import nearest_neighbors
 from cbml.bayes.reliability import Reliability
-from cbml.bayes.sides import Sides
 from cbml.bayes.statistics import PairStatistics
 from cbml.errors import BadData
-from cbml.index.inputs import Labels, Matrix
-
-__all__ = ["SetAnalysis", "analyze_set", "check_posteriors", "check_results"]
+from cbml.query_gallery import Labels, Matrix, QueryGallery
 
 # Ranks up to which search results are checked; what a page shows is among them.
 SHOWN = (1, 5, 10)
@@ -27,19 +25,19 @@ class SetAnalysis:
     """Similarities of the pairs of one set, or of queries with a gallery, under one model.
 
     Args:
-        pictures: how many; those that ask, where there is a gallery.
-        gallery: how many pictures answer; None where every picture is both.
+        images: how many; the queries, where there is a gallery.
+        gallery: how many images it has; None where every image is both.
         classes: how many, on both sides together.
         statistics: exact moments of all pairs.
         histogram: of all pairs.
         positive_fit: how Gaussian the positive pairs are.
         negative_fit: how Gaussian the negative pairs are.
-        posteriors: of pairs, by "gaussian" and by "monotone", each learned from half of the classes
+        posteriors: of pairs, by "gaussian" and by "monotone", each fitted to half of the classes
             and checked on the other, beside the "prior", which knows no similarity; without the
             Gaussians where there are none, and empty where there are too few classes.
     """
 
-    pictures: int
+    images: int
     gallery: int | None
     classes: int
     statistics: PairStatistics
@@ -52,7 +50,7 @@ class SetAnalysis:
         """Every number by its name, ready for JSON; of the histogram, 100 steps."""
         coarse = self.histogram.coarser(100)
         return {
-            "pictures": self.pictures,
+            "images": self.images,
             "gallery": self.gallery,
             "classes": self.classes,
             "statistics": self.statistics.as_dict(),
@@ -68,33 +66,35 @@ class SetAnalysis:
 
 
 def analyze_set(
-    embeddings: Matrix,
-    labels: Labels,
+    embeddings: Matrix | QueryGallery,
+    labels: Labels | None = None,
     *,
     gallery_embeddings: Matrix | None = None,
     gallery_labels: Labels | None = None,
     seed: int = 0,
 ) -> SetAnalysis:
-    """Analyse the pairs of a set, or of queries with a gallery.
+    """Analyze the pairs of a set, or of queries with a gallery.
 
     Args:
-        embeddings: one row per picture. (N, D)
+        embeddings: one row per image. (N, D)
         labels: one per row. (N,)
         gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
         gallery_labels: one per row of the gallery. (M,)
-        seed: of the halves of classes that check each other.
+        seed: random seed of the halves of classes that check each other.
     """
-    sides = Sides.of(embeddings, labels, gallery_embeddings, gallery_labels)
-    statistics = PairStatistics.of(**sides.arguments)
-    histogram = PairHistogram.of(**sides.arguments)
+    sides = QueryGallery.of(
+        embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
+    )
+    statistics = PairStatistics.of(sides)
+    histogram = PairHistogram.of(sides)
     try:
-        posteriors = check_posteriors(**sides.arguments, seed=seed)
+        posteriors = check_posteriors(sides, seed=seed)
     except BadData:
         posteriors = {}
     return SetAnalysis(
-        pictures=len(sides.codes),
+        images=len(sides.codes),
         gallery=None if sides.gallery_codes is None else len(sides.gallery_codes),
-        classes=sides.classes,
+        classes=len(sides.class_labels),
         statistics=statistics,
         histogram=histogram,
         positive_fit=histogram.gaussian_fit(
@@ -108,31 +108,34 @@ def analyze_set(
 
 
 def check_posteriors(
-    embeddings: Matrix,
-    labels: Labels,
+    embeddings: Matrix | QueryGallery,
+    labels: Labels | None = None,
     *,
     gallery_embeddings: Matrix | None = None,
     gallery_labels: Labels | None = None,
     seed: int = 0,
 ) -> dict[str, Reliability]:
-    """How far posteriors of pairs hold on classes they were not learned from.
+    """How far posteriors of pairs hold on classes they were not fitted to.
 
-    Classes are cut in two halves; all pairs within each half are judged by what the pairs within
-    the other taught, with the prior odds of their own counts. The prior alone is judged too: nearly
-    all pairs are negative, so that saying so of each is calibrated, and only a log loss below that
-    of the prior tells something. A method that cannot learn from these pairs is left out.
+    Classes are cut in two halves; all pairs within each half are judged by what was fitted to the
+    pairs within the other, with the prior odds of their own counts. The prior alone is judged too:
+    nearly all pairs are negative, so that saying so of each is calibrated, and only a log loss
+    below that of the prior tells something. A method that cannot be fitted to these pairs is left
+    out.
 
     Args:
-        embeddings: one row per picture. (N, D)
+        embeddings: one row per image. (N, D)
         labels: one per row. (N,)
         gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
         gallery_labels: one per row of the gallery. (M,)
-        seed: of the halves.
+        seed: random seed of the halves.
     """
-    sides = Sides.of(embeddings, labels, gallery_embeddings, gallery_labels)
-    parts = sides.halves(seed)
-    statistics = [PairStatistics.of(**part.arguments) for part in parts]
-    histograms = [PairHistogram.of(**part.arguments) for part in parts]
+    sides = QueryGallery.of(
+        embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
+    )
+    parts = _class_halves(sides, seed)
+    statistics = [PairStatistics.of(part) for part in parts]
+    histograms = [PairHistogram.of(part) for part in parts]
     counts = [
         np.concatenate([getattr(histogram, kind) for histogram in histograms[::-1]])
         for kind in ("positive", "negative")
@@ -140,14 +143,25 @@ def check_posteriors(
     checks = {}
     for name, method in _METHODS.items():
         try:
-            said = [
-                method(statistics[taught], histograms[taught], statistics[judged].prior_odds)
-                for taught, judged in ((0, 1), (1, 0))
+            posteriors = [
+                method(statistics[fitted], histograms[fitted], statistics[judged].prior_odds)
+                for fitted, judged in ((0, 1), (1, 0))
             ]
         except BadData:
             continue
-        checks[name] = Reliability.of(np.concatenate(said), *counts)
+        checks[name] = Reliability.of(np.concatenate(posteriors), *counts)
     return checks
+
+
+def _class_halves(sides: QueryGallery, seed: int) -> list[QueryGallery]:
+    """The images of each half of the classes."""
+    half_of = np.random.default_rng(seed).permutation(len(sides.class_labels)) % 2
+    parts = [sides.of_classes(half_of == half) for half in (0, 1)]
+    if not all(len(part.codes) for part in parts):
+        raise BadData("labels: all images are of one class; halves of classes need two")
+    if not all(len(part.searched) for part in parts):
+        raise BadData("labels: half of the classes has no image in the gallery")
+    return parts
 
 
 def _by_prior(statistics: PairStatistics, histogram: PairHistogram, odds: float) -> Numbers:
@@ -170,8 +184,8 @@ _METHODS = {"prior": _by_prior, "gaussian": _by_gaussians, "monotone": _by_curve
 
 def check_results(
     probability: MatchProbability,
-    embeddings: Matrix,
-    labels: Labels,
+    embeddings: Matrix | QueryGallery,
+    labels: Labels | None = None,
     *,
     gallery_embeddings: Matrix | None = None,
     gallery_labels: Labels | None = None,
@@ -179,21 +193,23 @@ def check_results(
     """How far match probabilities hold for the first results of searches, by how many are shown.
 
     Args:
-        probability: learned from other classes than these.
-        embeddings: one row per picture, searched for among the others. (N, D)
+        probability: fitted to other classes than these.
+        embeddings: one row per image, searched for among the others. (N, D)
         labels: one per row. (N,)
         gallery_embeddings: what is searched instead of the others, where that is another set.
             (M, D)
         gallery_labels: one per row of the gallery. (M,)
     """
-    sides = Sides.of(embeddings, labels, gallery_embeddings, gallery_labels)
-    found = sides.results(max(probability.depth, *SHOWN))
-    shown = slice(0, max(SHOWN))
-    said = probability.probability(
-        found.similarities[:, shown],
-        background=probability.background(found.similarities),
-        result_background=probability.result_background(sides.searched, found.places[:, shown]),
-        own=sides.gallery is None,
+    sides = QueryGallery.of(
+        embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
     )
-    right = found.right
-    return {k: Reliability.of(said[:, :k], right[:, :k], ~right[:, :k]) for k in SHOWN}
+    found = nearest_neighbors(sides, max(probability.depth, *SHOWN))
+    shown = slice(0, max(SHOWN))
+    confidence = probability.probability(
+        found.similarities[:, shown],
+        cohort_mean=probability.cohort_mean(found.similarities),
+        result_cohort_mean=probability.result_cohort_mean(sides.searched, found.indices[:, shown]),
+        own=sides.searches_itself,
+    )
+    relevant = found.relevant(sides.codes, sides.searched_codes)
+    return {k: Reliability.of(confidence[:, :k], relevant[:, :k], ~relevant[:, :k]) for k in SHOWN}

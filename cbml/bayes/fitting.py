@@ -1,32 +1,40 @@
-"""From lists of search results to log odds of a match."""
+"""From the results of searches in a labeled set to the log odds of a match."""
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from cbml.bayes.curve import MonotoneCurve
-from cbml.bayes.odds import Line, Odds
+from cbml.bayes.log_odds import Line, MonotoneCurve, Odds
+from cbml.bayes.neighbors import (
+    Neighbors,
+    cohort_means,
+    mean_of_cohort,
+    nearest_neighbors,
+    ranks_to_fit,
+)
 from cbml.bayes.reliability import Reliability
 from cbml.errors import BadData
-
-__all__ = ["Fit", "Numbers", "Results", "backgrounds", "choose_fit"]
+from cbml.query_gallery import QueryGallery
 
 Numbers = NDArray[np.float64]
 
-# Ceilings that are tried: so large a share of the right results lies below.
+# The cohorts of so many results are looked up to fit to: each costs a search.
+RESULT_COHORTS = 8192
+
+# Ceilings that are tried: so large a share of the relevant results lies below.
 SHARES = (1.0, 0.9, 0.75)
 
 
 class Results(NamedTuple):
-    """Results of queries, and whether they were right.
+    """Results of queries, and whether they are relevant.
 
     Args:
-        features: their similarities, the backgrounds of their queries, and where there are three,
-            their own backgrounds. (F, Q, K)
-        matches: whether each is right. (Q, K)
+        features: their similarities, the mean similarities of their queries' cohorts, and where
+            there are three, those of their own cohorts. (F, Q, K)
+        matches: whether each is relevant. (Q, K)
         counts: how many results each stands for, where lists were thinned. (Q, K)
     """
 
@@ -43,13 +51,13 @@ class Results(NamedTuple):
         return Results(self.features[:, queries], self.matches[queries], self.counts[queries])
 
     @property
-    def seen(self) -> tuple[Numbers, Numbers]:
-        """How many right and wrong results each stands for, (Q, K)."""
+    def outcomes(self) -> tuple[Numbers, Numbers]:
+        """How many relevant and irrelevant results each stands for, (Q, K)."""
         return self.matches * self.counts, ~self.matches * self.counts
 
 
 class Fit(NamedTuple):
-    """What was learned from results.
+    """What was fitted to results.
 
     Args:
         odds: of a match.
@@ -60,31 +68,16 @@ class Fit(NamedTuple):
     check: Reliability
 
 
-def backgrounds(similarities: ArrayLike, ranks: tuple[int, int], typical: float) -> Numbers:
-    """The mean similarity of each query's crowd, (..., 1).
-
-    Args:
-        similarities: of results, the nearest first; -inf where there is none. (..., K)
-        ranks: begin and end of the crowd.
-        typical: for lists that end before the crowd begins.
-    """
-    crowd = np.asarray(similarities, dtype=np.float64)[..., ranks[0] : ranks[1]]
-    there = np.isfinite(crowd)
-    count = there.sum(axis=-1, keepdims=True)
-    total = np.where(there, crowd, 0.0).sum(axis=-1, keepdims=True)
-    return np.where(count > 0, total / np.maximum(count, 1), typical)
-
-
 def choose_fit(results: Results, classes: NDArray[np.int64], *, seed: int) -> Fit:
     """The odds that say most about queries of classes they have not seen.
 
     Lines without and with a ceiling, each without and with a curve. Classes are cut in two halves;
-    each half is judged by what the other taught.
+    each half is judged by what was fitted to the other.
 
     Args:
-        results: what to learn from.
+        results: what to fit to.
         classes: of the queries. (Q,)
-        seed: of the halves.
+        seed: random seed of the halves.
     """
     known, codes = np.unique(classes, return_inverse=True)
     halves = (np.random.default_rng(seed).permutation(len(known)) % 2)[codes]
@@ -99,19 +92,19 @@ def choose_fit(results: Results, classes: NDArray[np.int64], *, seed: int) -> Fi
 
 def _fits(results: Results, halves: NDArray[np.int64], share: float) -> list[Fit]:
     """The line with the ceiling of one share, and the same with a curve."""
-    said = [np.empty(results.matches.shape) for _ in range(2)]
+    log_odds = [np.empty(results.matches.shape) for _ in range(2)]
     for half in (0, 1):
         judged = results.of(halves == half)
-        for odds, place in zip(_odds(results.of(halves != half), share), said, strict=True):
+        for odds, place in zip(_odds(results.of(halves != half), share), log_odds, strict=True):
             place[halves == half] = odds(*judged.features)
-    checks = [Reliability.of(expit(odds), *results.seen) for odds in said]
+    checks = [Reliability.of(expit(odds), *results.outcomes) for odds in log_odds]
     return list(map(Fit, _odds(results, share), checks))
 
 
 def _odds(results: Results, share: float) -> tuple[Odds, Odds]:
     line = _fit_line(results, share)
-    scores, (right, wrong) = line.score(*results.features), results.seen
-    curve = MonotoneCurve.of(scores.ravel(), right.ravel(), wrong.ravel())
+    scores, (relevant, irrelevant) = line.score(*results.features), results.outcomes
+    curve = MonotoneCurve.of(scores.ravel(), relevant.ravel(), irrelevant.ravel())
     return Odds(line), Odds(line, curve)
 
 
@@ -119,8 +112,8 @@ def _fit_line(results: Results, share: float) -> Line:
     matches = results.matches
     if matches.all() or not matches.any():
         raise BadData(
-            "labels: too few classes to learn probabilities from: half of them has no right or no "
-            "wrong results; use more validation classes"
+            "labels: too few classes to fit probabilities to: half of them has no relevant or no "
+            "irrelevant results; use more validation classes"
         )
     ceiling = 1.0
     if share < 1.0:
@@ -134,7 +127,70 @@ def _fit_line(results: Results, share: float) -> Line:
     )
     weights = model.coef_[0] / scale
     if not weights[0] > 0.0:
-        raise BadData("right results are not more similar than wrong ones: nothing to calibrate")
+        raise BadData(
+            "relevant results are not more similar than irrelevant ones: nothing to calibrate"
+        )
     constant = float(model.intercept_[0] - weights @ center)
     result = float(weights[2]) if len(weights) > 2 else 0.0
     return Line(float(weights[0]), float(weights[1]), constant, result, ceiling)
+
+
+class FittedOdds(NamedTuple):
+    """What the searches of a set tell.
+
+    Args:
+        by_query: odds from similarities and the cohorts of queries.
+        by_both: from those and the cohorts of results; None where that says no more.
+        cohort_mean: the mean over queries.
+    """
+
+    by_query: Fit
+    by_both: Fit | None
+    cohort_mean: float
+
+
+def fit_odds(sides: QueryGallery, cohort: tuple[int, int], *, seed: int) -> FittedOdds:
+    """The odds that hold best on classes left out.
+
+    Args:
+        sides: one set, searched for its own images.
+        cohort: begin and end of the ranks of the cohort.
+        seed: random seed of the choice of queries, and of the halves of classes.
+    """
+    neighbors = nearest_neighbors(sides, cohort[1], seed=seed)
+    means = mean_of_cohort(neighbors.similarities, cohort, 0.0)
+    ranks, counts = ranks_to_fit(neighbors.similarities.shape[1])
+    neighbors = neighbors.at(ranks)
+    shape = neighbors.similarities.shape
+    features = np.empty((2, *shape))
+    features[0], features[1] = neighbors.similarities, means
+    weights = np.broadcast_to(counts * 1.0, shape)
+    results = Results(features, neighbors.relevant(sides.codes), weights)
+    by_query = choose_fit(results, sides.codes[neighbors.queries], seed=seed)
+    by_both = _with_result_cohorts(sides, cohort, neighbors, results, by_query, seed)
+    return FittedOdds(by_query, by_both, float(means.mean()))
+
+
+def _with_result_cohorts(
+    sides: QueryGallery,
+    cohort: tuple[int, int],
+    neighbors: Neighbors,
+    results: Results,
+    baseline: Fit,
+    seed: int,
+) -> Fit | None:
+    """The odds that know the cohorts of results, if they beat those that do not."""
+    classes = sides.codes[neighbors.queries]
+    try:
+        if len(sides.codes) > RESULT_COHORTS:  # the results of fewer queries then, for both
+            every = -(-neighbors.indices.size // RESULT_COHORTS)
+            some = np.arange(len(classes)) % every == 0
+            results, classes = results.of(some), classes[some]
+            neighbors = Neighbors(*(part[some] for part in neighbors))
+            baseline = choose_fit(results, classes, seed=seed)
+        means = cohort_means(sides.embeddings, neighbors.indices, cohort, 0.0)
+        wider = results._replace(features=np.concatenate([results.features, means[None]]))
+        found = choose_fit(wider, classes, seed=seed)
+    except BadData:  # too few queries
+        return None
+    return found if found.check.log_loss < baseline.check.log_loss else None

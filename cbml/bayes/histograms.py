@@ -8,11 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from cbml.bayes.curve import MonotoneCurve
-from cbml.bayes.pairs import Pairs, Rows, pair_up
-from cbml.index.inputs import Labels, Matrix
-
-__all__ = ["GaussianFit", "PairHistogram"]
+from cbml.bayes.log_odds import MonotoneCurve
+from cbml.bayes.pairs import Embeddings, Pairs, pair_up
+from cbml.query_gallery import Labels, Matrix, QueryGallery
 
 # Numbers of a block of similarities: 2**22 float32 numbers are 16 MiB, and as many places 16 more.
 BLOCK_SIZE = 2**22
@@ -50,8 +48,8 @@ class PairHistogram:
     @classmethod
     def of(
         cls,
-        embeddings: Matrix,
-        labels: Labels,
+        embeddings: Matrix | QueryGallery,
+        labels: Labels | None = None,
         *,
         gallery_embeddings: Matrix | None = None,
         gallery_labels: Labels | None = None,
@@ -60,7 +58,7 @@ class PairHistogram:
         """Count all pairs; each block of similarities is forgotten once it is counted.
 
         Args:
-            embeddings: one row per picture, of any length but zero. (N, D)
+            embeddings: one row per image, of any length but zero. (N, D)
             labels: integers or strings, one per row. (N,)
             gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
             gallery_labels: one per row of the gallery. (M,)
@@ -68,7 +66,13 @@ class PairHistogram:
         """
         if bins < 1:
             raise ValueError(f"bins must be at least 1, got {bins}")
-        pairs = pair_up(embeddings, labels, gallery_embeddings, gallery_labels)
+        sides = QueryGallery.of(
+            embeddings,
+            labels,
+            gallery_embeddings=gallery_embeddings,
+            gallery_labels=gallery_labels,
+        )
+        pairs = pair_up(sides)
         total, positive = np.zeros(bins, dtype=np.int64), np.zeros(bins, dtype=np.int64)
         for start, stop, places in _blocks(pairs, bins):
             total += np.bincount(places.ravel(), minlength=bins + 1)[:bins]
@@ -146,7 +150,7 @@ def _blocks(pairs: Pairs, bins: int) -> Iterator[tuple[int, int, NDArray[np.int3
         yield start, stop, places
 
 
-def _steps(left: Rows, right: Rows, bins: int) -> NDArray[np.int32]:
+def _steps(left: Embeddings, right: Embeddings, bins: int) -> NDArray[np.int32]:
     similarity = left @ right.T
     similarity += 1.0
     similarity *= bins / 2.0

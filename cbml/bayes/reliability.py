@@ -1,4 +1,4 @@
-"""How far probabilities can be trusted: what share was right where they said so."""
+"""How far probabilities can be trusted: confidence against accuracy."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,28 +8,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["Reliability"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Reliability:
-    """Said and seen shares of positives, in bins of equal width, and what they sum up to.
+    """Confidence and accuracy in bins of equal width, and what they sum up to.
 
-        ECE    = Σ_bins  count/total · |said - seen|
+        ECE    = Σ_bins  count/total · |confidence - accuracy|
         Brier  = mean (p - match)²
-        loss   = mean -log p(what was seen)
+        loss   = mean -log p(what was the case)
 
     Args:
-        said: mean probability in each bin that is not empty.
-        seen: share of positives in it.
+        confidence: mean probability in each bin that is not empty.
+        accuracy: share of positives in it.
         counts: how many pairs it holds.
         ece: expected calibration error.
         brier: mean squared error of the probabilities.
         log_loss: per pair, in nats.
     """
 
-    said: tuple[float, ...]
-    seen: tuple[float, ...]
+    confidence: tuple[float, ...]
+    accuracy: tuple[float, ...]
     counts: tuple[int, ...]
     ece: float
     brier: float
@@ -57,18 +55,18 @@ class Reliability:
         if not total > 0.0:
             raise ValueError("positives and negatives are all zero: nothing to compare with")
         place = np.clip((p * bins).astype(np.int64), 0, bins - 1)
-        count, right, said = (
+        count, relevant, confidence = (
             np.bincount(place, weights=part, minlength=bins)
             for part in (weight, positive, weight * p)
         )
         used = count > 0
-        count, right, said = count[used], right[used], said[used]
+        count, relevant, confidence = count[used], relevant[used], confidence[used]
         sure = np.clip(p, 1e-12, 1.0 - 1e-12)
         return cls(
-            said=tuple((said / count).tolist()),
-            seen=tuple((right / count).tolist()),
+            confidence=tuple((confidence / count).tolist()),
+            accuracy=tuple((relevant / count).tolist()),
             counts=tuple(int(number) for number in count),
-            ece=float(np.abs(said - right).sum() / total),
+            ece=float(np.abs(confidence - relevant).sum() / total),
             brier=float((positive * (1.0 - p) ** 2 + negative * p**2).sum() / total),
             log_loss=-float((positive * np.log(sure) + negative * np.log1p(-sure)).sum() / total),
         )
@@ -81,14 +79,14 @@ class Reliability:
         }
 
     @classmethod
-    def of_dict(cls, facts: Mapping[str, Any]) -> "Reliability":
+    def of_dict(cls, fields: Mapping[str, Any]) -> "Reliability":
         """What `as_dict` described.
 
         Args:
-            facts: as read back from JSON.
+            fields: as read back from JSON.
         """
         plain: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in facts.items()
+            for name, value in fields.items()
         }
         return cls(**plain)

@@ -9,20 +9,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from cbml.bayes.moments import pair_moments
-from cbml.bayes.pairs import pair_up
+from cbml.bayes.pairs import pair_moments, pair_up
 from cbml.errors import BadData
-from cbml.index.inputs import Labels, Matrix
-from cbml.losses import CBMLLoss, LinearRatio, QuadraticRatio
-from cbml.losses.options import check_choice
-from cbml.losses.ratios import SMALLEST_SCALE
-
-__all__ = ["Exponent", "PairStatistics"]
+from cbml.losses import SMALLEST_SCALE, CBMLLoss, LinearRatio, QuadraticRatio, check_choice
+from cbml.query_gallery import Labels, Matrix, QueryGallery
 
 Exponent = Literal["linear", "quadratic"]
 
 # Similarities are float32 numbers: what spreads less than this does not spread at all.
 SMALLEST_STD = 1e-6
+# Log odds of a posterior of 0.9, the certainty at which the rule of the loss sets its marks.
+CERTAIN = math.log(9.0)
+# Midway between directions that have nothing in common and equal ones.
+HALFWAY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,24 +47,30 @@ class PairStatistics:
     @classmethod
     def of(
         cls,
-        embeddings: Matrix,
-        labels: Labels,
+        embeddings: Matrix | QueryGallery,
+        labels: Labels | None = None,
         *,
         gallery_embeddings: Matrix | None = None,
         gallery_labels: Labels | None = None,
     ) -> Self:
         """Exact statistics of all pairs, without forming them.
 
-        Every picture makes a pair with each other one, itself left out by its place; with a
-        gallery, each picture with each of the gallery.
+        Every image makes a pair with each other one, itself left out by its index; with a
+        gallery, each image with each of the gallery.
 
         Args:
-            embeddings: one row per picture, array or tensor, of any length but zero. (N, D)
+            embeddings: one row per image, array or tensor, of any length but zero. (N, D)
             labels: integers or strings, one per row. (N,)
             gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
             gallery_labels: one per row of the gallery. (M,)
         """
-        pairs = pair_up(embeddings, labels, gallery_embeddings, gallery_labels)
+        sides = QueryGallery.of(
+            embeddings,
+            labels,
+            gallery_embeddings=gallery_embeddings,
+            gallery_labels=gallery_labels,
+        )
+        pairs = pair_up(sides)
         positive, negative = pair_moments(pairs)
         return cls(
             positive_mean=positive.mean,
@@ -115,7 +120,7 @@ class PairStatistics:
             if scale < SMALLEST_SCALE:
                 raise BadData(
                     f"{kind} pairs are nearly equally similar (spread "
-                    f"{getattr(self, f'{kind}_std'):.1e}): near-copies of pictures, or a model "
+                    f"{getattr(self, f'{kind}_std'):.1e}): near-copies of images, or a model "
                     "that sees no difference; no scale of a linear exponent follows from them"
                 )
         center = (self.positive_mean + self.negative_mean) / 2.0
@@ -153,24 +158,61 @@ class PairStatistics:
         posterior: NDArray[np.float64] = expit(-exponent)
         return posterior
 
+    def loss_ratio(self) -> LinearRatio:
+        """Φ to train with: that of the classes as they shall be told apart, not as they are.
+
+        The slopes of `ratio`, gap/σ², vanish where the start hardly separates the classes. With δ
+        of the paper's derivation, a batch whose pairs are all equally similar then rises until
+        pull and push are equal, at s* = α + β log(|N|/|P|). For a gap of less than
+        σ² log(|N|/|P|) / (1 - α) that is above 1: nothing holds the embeddings from becoming one
+        point. The rule therefore begins with the level, and asks for four things:
+
+            level     s* = max(1/2, (μ_P + μ_N)/2): pull and push are equal there, midway between
+                      unrelated and equal, or where the start's pairs are already
+            strength  both sides move a pair by at most the same: ω = β_P/β_N
+            push      a posterior of 0.9 at s*, of 1/2 one spread σ = σ_N below it
+            pull      a posterior of 0.9 at s*, of 1/2 at s = 1: all positives are pulled, nearly
+                      evenly, however similar they are
+
+        With logit 0.9 = log 9 and δ = 1/|P|, 1/|N|, so that no set wins by its size:
+
+            α_N = s* - σ,  β_N = σ / log 9,    α_P = 1,  β_P = (1 - s*) / log 9
+
+        σ is at most (1 - s*)/2. The gap is in none of the scales, so that the rule is the same
+        for any separation, down to none.
+        """
+        self.ratio("linear")  # says what is wrong where nothing follows from these numbers
+        level = max(HALFWAY, (self.positive_mean + self.negative_mean) / 2.0)
+        spread = min(self.negative_std, (1.0 - level) / 2.0)
+        return LinearRatio(
+            positive_center=1.0,
+            positive_scale=(1.0 - level) / CERTAIN,
+            negative_center=level - spread,
+            negative_scale=spread / CERTAIN,
+        )
+
     def loss_options(self, exponent: Exponent = "linear") -> dict[str, Any]:
         """The constants of the loss that follow from the data, as options of `build_loss`.
 
             λ = 1 / (2 σ_N²)
 
         makes λ L_2 the negative log-likelihood of the negatives under a Gaussian about ξ_i with
-        the spread they have now. δ is derived for means over all pairs, so nothing is mined.
+        the spread they have now. "linear" takes Φ, δ and ω of `loss_ratio`; "quadratic" the Φ of
+        the two Gaussians with the derived δ, right only where the start separates the classes.
+        Both are made for means over all pairs, so nothing is mined.
 
         Args:
             exponent: of Φ, "linear" or "quadratic" in the similarity.
         """
-        ratio = self.ratio(exponent)
+        ratio = self._ratio_to_train_with(exponent)
         numbers = {f"ratio.{name}": value for name, value in dataclasses.asdict(ratio).items()}
-        kind = {} if exponent == "linear" else {"ratio": "quadratic"}
+        sides: dict[str, Any] = {"ratio": "quadratic", "delta": "derived"}
+        if isinstance(ratio, LinearRatio):
+            weight = ratio.positive_scale / ratio.negative_scale
+            sides = {"delta": "mean", "positive_weight": weight}
         return {
-            **kind,
+            **sides,
             **numbers,
-            "delta": "derived",
             "mining_margin": None,
             "variance_weight": 0.5 / self.negative_std**2,
             "target_mix": 0.2,
@@ -179,8 +221,7 @@ class PairStatistics:
     def suggest_loss(self, exponent: Exponent = "linear") -> CBMLLoss:
         """The loss whose every constant follows from the data.
 
-        Φ is that of the two Gaussians, δ that of the derivation, |N_i|/|P_i|² and |P_i|/|N_i|² of
-        each batch, λ that of `loss_options`, and the variance constraint is a mean over the
+        Φ, δ, ω and λ are those of `loss_options`, and the variance constraint is a mean over the
         negatives with the paper's γ = 0.2.
 
         Args:
@@ -188,9 +229,13 @@ class PairStatistics:
         """
         options = self.loss_options(exponent)
         return CBMLLoss(
-            ratio=self.ratio(exponent),
+            ratio=self._ratio_to_train_with(exponent),
             **{name: value for name, value in options.items() if not name.startswith("ratio")},
         )
+
+    def _ratio_to_train_with(self, exponent: Exponent) -> LinearRatio | QuadraticRatio:
+        check_choice(exponent, "exponent", Exponent)
+        return self.loss_ratio() if exponent == "linear" else self.ratio("quadratic")
 
     def loss_record(self, exponent: Exponent = "linear") -> dict[str, Any]:
         """The options and the statistics they come from, ready for a run's record.

@@ -28,6 +28,7 @@ VERBS: tuple[str, ...] = (
     "evaluate",
     "export",
     "index",
+    "methods",
     "reproduce",
     "search",
     "serve",

@@ -1,18 +1,17 @@
-"""`cbml data`: look at picture sets before learning from them."""
+"""`cbml data`: look at datasets before learning from them."""
 
 import json
+import shlex
 import sys
-import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-__all__ = ["verb"]
-
 verb = typer.Typer(
-    help="Check, list and fetch sets of pictures.", no_args_is_help=True, rich_markup_mode=None
+    help="Check, list and download datasets.", no_args_is_help=True, rich_markup_mode=None
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -23,42 +22,67 @@ def _check(
     path: Annotated[
         str,
         typer.Argument(
-            help="A folder, an archive, a table, or a set: emoji, cub …", show_default=False
+            help="A folder, an archive, a table, or a dataset: emoji, cub …", show_default=False
         ),
     ],
     known_as: Annotated[
         str | None,
-        typer.Option("--as", help="The set it is, when it is not recognised.", show_default=False),
+        typer.Option(
+            "--as", help="The dataset it is, when it is not recognized.", show_default=False
+        ),
     ] = None,
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept a set that is not whole.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Of the choice of held-out classes.")] = 0,
+    labels: Annotated[
+        Literal["folders", "names"], typer.Option(help="Where the classes are stated.")
+    ] = "folders",
+    label_from: Annotated[
+        str | None,
+        typer.Option(help="Pattern of the file names, such as '{label}_{n}'.", show_default=False),
+    ] = None,
+    split: Annotated[
+        Literal["stated", "classes"],
+        typer.Option(help="The splits that are there, or a new one that keeps classes apart."),
+    ] = "stated",
+    path_column: Annotated[
+        str | None, typer.Option(help="A table's column of the files.", show_default=False)
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="A table's column of the classes.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of the choice of held-out classes.")] = 0,
     sheet: Annotated[
         Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")
     ] = None,
     bad: Annotated[
         Path | None, typer.Option(help="Write bad_images.csv, path and reason, to this file.")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Pictures decoded at once.")] = 2,
+    workers: Annotated[int, typer.Option(help="Images decoded at once.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what a folder, archive or table holds: splits, class sizes, bad pictures, duplicates.
+    """Tell what a folder, archive or table holds, what is missing, and how to train on it.
 
-    Files of a folder that are no pictures by their suffix, such as .heic, are counted and named.
+    Nothing is refused: what `cbml train` would refuse is listed as a problem.
 
     \b
     Examples:
       cbml data check emoji --sheet emoji.png
-      cbml data check my-pictures/ --json
+      cbml data check my-images/ --json
+      cbml data check photos/ --label-from '{label}_{n}'
     """
-    from cbml.data.checks import check, load
+    from cbml.data import check, load_anyway
 
-    splits = load(path, known_as, seed=seed, allow_partial=allow_partial)
-    report = check(splits, workers=workers, progress=_progress("reading", "pictures"))
-    answer = report.as_dict()
+    options = {
+        "seed": seed,
+        "labels": labels,
+        "label_from": label_from,
+        "split": split,
+        "path_column": path_column,
+        "label_column": label_column,
+    }
+    splits = load_anyway(path, known_as, options)
+    report = check(splits, workers=workers, progress=_progress("images read"))
+    answer = report.as_dict() | {"next": _next_command(path, report.as_dict(), options)}
     if sheet is not None:
-        from cbml.data.sheet import contact_sheet
+        from cbml.data import contact_sheet
 
         contact_sheet(splits, sheet)
         answer["sheet"] = str(sheet)
@@ -72,33 +96,30 @@ def _check(
 
 @verb.command(name="list")
 def _list(as_json: AsJson = False) -> None:
-    """List the sets known by name, what they must hold, and where they come from.
+    """List the datasets known by name, what they must hold, and where they come from.
 
     \b
     Examples:
       cbml data list
       cbml data list --json
     """
-    from cbml.data.catalogue.protocol import COUNTS
-    from cbml.data.datasets import DATASETS
-    from cbml.data.download import SOURCES
+    from cbml.data import DATASETS
 
-    rows = []
-    for name, function in DATASETS.items():
-        source = SOURCES.get(name)
-        about = (function.__doc__ or "").splitlines()[0]
-        rows.append(
-            {
-                "name": name,
-                "about": about,
-                "page": source.page if source else None,
-                "fetched_by": f"cbml data get {name}" if source and source.files else None,
-                "counts": {
-                    split: {"pictures": pictures, "classes": classes}
-                    for split, (pictures, classes) in COUNTS.get(name, {}).items()
-                },
-            }
-        )
+    rows = [
+        {
+            "name": name,
+            "title": spec.title,
+            "summary": spec.summary,
+            "page": spec.page,
+            "fetched_by": f"cbml data get {name}" if spec.downloads else None,
+            "installed": spec.installed is not None,
+            "counts": {
+                split: {"images": images, "classes": classes}
+                for split, (images, classes) in spec.counts.items()
+            },
+        }
+        for name, spec in DATASETS.items()
+    ]
     if as_json:
         print(json.dumps(rows))
         return
@@ -115,21 +136,23 @@ def _get(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a set from its official address; an interrupted transfer goes on where it stopped.
+    """Download a dataset from its official address; an interrupted transfer is resumed.
 
     \b
     Examples:
       cbml data get cub
       cbml data get sop --folder ~/archives
     """
-    from cbml.data.cache import cache_folder
-    from cbml.data.download import get
+    from cbml.data import cache_folder, find_dataset, get
 
     target = cache_folder() / "downloads" if folder is None else folder.expanduser()
+    spec = find_dataset(name)
     try:
-        files = get(name, target, progress=_progress("fetching", "bytes"))
+        files = get(
+            name, spec.downloads, target, page=spec.page, progress=_progress("bytes downloaded")
+        )
     except KeyboardInterrupt:
-        print("\ncbml: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        print("\ncbml: interrupted; the same command resumes", file=sys.stderr)
         raise SystemExit(130) from None
     if as_json:
         print(json.dumps({"name": name, "files": [str(file) for file in files]}))
@@ -138,45 +161,55 @@ def _get(
             print(file)
 
 
-def _progress(action: str, unit: str) -> Callable[[int, int], None]:
-    """A line on standard error with rate and time left: rewritten on a terminal, else sparse."""
-    start = last = time.monotonic()
-    terminal = sys.stderr.isatty()
-    first: int | None = None
+def _progress(label: str) -> Callable[[int, int], None]:
+    """A bar that is opened at the first call, when the total is known."""
+    from cbml.progress import Progress
+
+    shown: list[Progress] = []
 
     def show(done: int, total: int) -> None:
-        nonlocal last, first
-        now = time.monotonic()
-        first = done if first is None else first
-        if done != total and now - last < (0.2 if terminal else 10):
-            return
-        last = now
-        rate = (done - first) / (now - start) if now > start else 0.0
-        left = f", {(total - done) / rate:,.0f} s left" if rate and total else ""
-        share = f" of {total:,}" if total else ""
-        text = f"{action} {done:,}{share} {unit}, {rate:,.0f}/s{left}"
-        end = "\n" if not terminal or done == total else ""
-        print(f"\r\x1b[K{text}" if terminal else text, end=end, file=sys.stderr, flush=True)
+        if not shown:
+            shown.append(Progress(label, total or None, done=done))
+        shown[0].show(done)
+        if done == total:
+            shown.pop().close()
 
     return show
 
 
 def _write_bad(path: Path, bad: list[tuple[str, str]]) -> None:
-    from cbml.data.pictures import BadPictures
+    from cbml.data import UnreadableImages
 
-    listed = BadPictures([Path(name) for name, _ in bad], limit=1.0)
+    listed = UnreadableImages([Path(name) for name, _ in bad], limit=1.0)
     for index, (_, reason) in enumerate(bad):
         listed.add(index, reason)
     listed.write(path)
 
 
+def _next_command(path: str, answer: dict[str, Any], options: dict[str, Any]) -> str:
+    """The command line to try next; without labels, the one that needs none."""
+    words = ["cbml", "train", shlex.quote(path)]
+    if not answer["class_sizes"]:
+        words.append("--labels names" if "name_pattern" in answer["record"] else "--labels none")
+    given = {name: value for name, value in options.items() if name != "seed" and value is not None}
+    defaults = {"labels": "folders", "split": "stated"}
+    for name, value in given.items():
+        if value != defaults.get(name):
+            words.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
+    return " ".join(words)
+
+
 def _print_report(answer: dict[str, Any]) -> None:
     record = answer["record"]
-    print(f"{record['root']}: {answer['recognised']}, read as {record['layout']}")
-    for problem in record.get("partial", []):
-        print(f"  partial: {problem}")
+    print(f"{record['root']}: {answer['recognized']}, read as {record['layout']}")
+    _print_some("files have the same bytes and different labels", _joined(answer["conflicts"]))
+    for problem in record.get("partial") or answer["problems"]:
+        print(f"  problem: {problem}")
+    short = record.get("short_classes", {"classes": 0, "examples": {}})
+    lacking = [f"{name}: {a:,} of {b:,} images" for name, (a, b) in short["examples"].items()]
+    _print_some("classes lack images", lacking, count=short["classes"])
     for name, count in record["counts"].items():
-        line = f"  {name:<11}{count['pictures']:>9,} pictures"
+        line = f"  {name:<11}{count['images']:>9,} images"
         if name in answer["class_sizes"]:
             sizes = answer["class_sizes"][name]
             line += (
@@ -186,30 +219,50 @@ def _print_report(answer: dict[str, Any]) -> None:
         print(line)
     for note in record.get("notes", []):
         print(f"  {note}")
-    if answer["ignored"]:
-        _print_some("ignored, of no picture format that is read here", answer["ignored"])
+    for which in ("largest", "smallest"):
+        if answer[which]:
+            named = ", ".join(f"{name} ({count:,})" for name, count in answer[which].items())
+            print(f"  {which} classes: {named}")
+    if answer["image_sizes"]:
+        print(
+            "  {median_width:g} x {median_height:g} pixels (median); {landscape:,} landscape, "
+            "{portrait:,} portrait, {square:,} square".format(**answer["image_sizes"])
+        )
+    kinds = Counter(Path(name).suffix.lower() or "no suffix" for name in answer["ignored"])
+    _print_some(
+        "ignored, no images by their suffix",
+        [f"{n:,} {k}" for k, n in kinds.most_common()],
+        count=len(answer["ignored"]),
+    )
     _print_some("cannot be read", [f"{path}: {reason}" for path, reason in answer["bad"]])
-    _print_some("groups of equal files", [" = ".join(group) for group in answer["duplicates"]])
-    _print_some("of them in train and test", [" = ".join(group) for group in answer["across"]])
+    _print_some("groups of equal files", _joined(answer["duplicates"]))
+    _print_some("of them in train and test", _joined(answer["across"]))
     if "sheet" in answer:
         print(f"  contact sheet: {answer['sheet']}")
+    print(f"  next:  {answer['next']}")
 
 
-def _print_some(what: str, lines: list[str]) -> None:
-    print(f"  {len(lines):,} {what}")
+def _joined(groups: list[list[str]]) -> list[str]:
+    return [" = ".join(group) for group in groups]
+
+
+def _print_some(what: str, lines: list[str], *, count: int | None = None) -> None:
+    if not lines:
+        return
+    print(f"  {len(lines) if count is None else count:,} {what}")
     for line in lines[:5]:
         print(f"    {line}")
     if len(lines) > 5:
-        print(f"    and {len(lines) - 5:,} more (--json lists all)")
+        print(f"    and {len(lines) - 5:,} more (--json lists them)")
 
 
 def _print_set(row: dict[str, Any]) -> None:
-    print(f"{row['name']:<9} {row['about']}")
+    print(f"{row['name']:<9} {row['summary']}")
     if row["counts"]:
         counts = "; ".join(
-            f"{split} {count['pictures']:,} pictures of {count['classes']:,} classes"
+            f"{split} {count['images']:,} images of {count['classes']:,} classes"
             for split, count in row["counts"].items()
         )
         print(f"{'':<9} {counts}")
-    if row["page"]:
-        print(f"{'':<9} {row['fetched_by'] or 'by agreement'}: {row['page']}")
+    how = row["fetched_by"] or ("pip" if row["installed"] else "by agreement")
+    print(f"{'':<9} {how}: {row['page']}")

@@ -1,4 +1,4 @@
-"""`cbml demo`: what it does, on real pictures, in minutes."""
+"""`cbml demo`: what it does, on real images, in minutes."""
 
 import json
 import shlex
@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from cbml.experiments.demo import Demonstration
     from cbml.models import Embedder
-
-__all__ = ["verb"]
+    from cbml.runs import Demonstration
 
 
 def verb(
@@ -20,13 +18,13 @@ def verb(
     steps: Annotated[
         int | None, typer.Option(help="Updates of the weights.", min=1, show_default="120")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
     serve: Annotated[bool, typer.Option("--serve", help="Then open the page.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Learn from half of the emoji, search among the other half, and show what changed.
 
-    Minutes on two CPU cores, nothing is downloaded. Ctrl-C is safe: the same command goes on where
+    Minutes on two CPU cores, nothing is downloaded. Ctrl-C is safe: the same command resumes where
     it stopped, and once all is done it only shows the result.
 
     \b
@@ -34,27 +32,25 @@ def verb(
       cbml demo
       cbml demo --out /tmp/demo --steps 20 --serve
     """
-    from cbml.experiments.demo import demonstrate
-    from cbml.training import Interrupted, Shown, recipe_for, with_overrides
-    from cbml.training.measured import with_default_parameters
+    from cbml.runs import RunConfig, demonstrate
+    from cbml.training import Interrupted, ProgressCallback
 
     chosen = {"steps": steps, "seed": seed or None}
     given = {name: value for name, value in chosen.items() if value is not None}
-    words = [f"{key}={given[key]}" for key in given]
-    options = [part for key in given for part in (f"--{key}", str(given[key]))]
+    options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
     again = shlex.join(["cbml", "demo", "--out", str(out), *options])
     try:
         found = demonstrate(
             out,
             make_gallery=_make_gallery,
-            recipe=with_default_parameters(with_overrides(recipe_for("emoji"), words)),
-            listener=Shown(),
+            config=RunConfig("emoji", training=given),
+            callback=ProgressCallback(),
         )
     except Interrupted as stop:
-        print(f"{stop}; go on with:  {again}", file=sys.stderr)
+        print(f"{stop}; resume with:  {again}", file=sys.stderr)
         raise typer.Exit(stop.exit_code) from None
     except KeyboardInterrupt:
-        print(f"\nstopped; go on with:  {again}", file=sys.stderr)
+        print(f"\nstopped; resume with:  {again}", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
         print(json.dumps(found.as_dict()))
@@ -69,16 +65,16 @@ def verb(
 def _make_gallery(model: "Embedder", run: Path, folder: Path) -> None:
     from cbml.bayes import MatchProbability
     from cbml.evaluation import evaluate
-    from cbml.gallery import Settings, build, list_pictures
+    from cbml.gallery import BuildSettings, build, list_images
 
     calibration = run / "calibration.json"
     build(
         model,
-        list_pictures("emoji", split="test"),
+        list_images("emoji", split="test"),
         folder,
         evaluate=evaluate,
         calibration=MatchProbability.load(calibration) if calibration.is_file() else None,
-        settings=Settings(source="emoji"),
+        settings=BuildSettings(source="emoji"),
     )
 
 
@@ -89,4 +85,4 @@ def _print_end(found: "Demonstration") -> None:
     print("Try next:")
     print(f"  cbml serve {gallery} --open    # search by clicking")
     print(f"  cbml search {gallery} --id {found.example}    # or from here")
-    print("  cbml train my-pictures/    # a folder of your own, with a subfolder for each class")
+    print("  cbml train my-images/    # a folder of your own, with a subfolder for each class")

@@ -5,8 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["verb"]
-
 
 def verb(
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
@@ -20,7 +18,7 @@ def verb(
       cbml doctor
       cbml doctor --json
     """
-    from cbml.cli.findings import examine
+    from cbml.runs import examine
 
     answer = examine()
     if as_json:
@@ -55,6 +53,7 @@ def _print_machine(machine: dict[str, Any], browser: str | None) -> None:
         f"          {machine['usable_cores']} of {machine['cores']} cores usable, "
         f"torch takes {machine['threads']}{memory}"
     )
+    print(f"          instruction sets: {machine['instruction_sets']}")
     cards = [f"{card['name']}, {_bytes(card['memory'])}" for card in machine["gpus"]]
     print(f"gpu       {'; '.join(cards) or ('mps' if machine['mps'] else 'none: the CPU trains')}")
     print(f"bfloat16  {'works' if machine['bfloat16'] else 'announced, but stops programs here'}")

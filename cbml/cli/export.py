@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["verb"]
-
 
 def verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a saved model's.")],
@@ -19,14 +17,14 @@ def verb(
     preprocessing_inside: Annotated[
         bool,
         typer.Option(
-            "--preprocessing-inside", help="Put the normalisation into the file: uint8 input."
+            "--preprocessing-inside", help="Put the normalization into the file: uint8 input."
         ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was written as JSON.")
     ] = False,
 ) -> None:
-    """Write a trained model as ONNX, checked against torch on real pictures first.
+    """Write a trained model as ONNX, checked against torch on real images first.
 
     Examples:
 
@@ -34,10 +32,10 @@ def verb(
         cbml export runs/cub --format onnx
         cbml export runs/cub/model --output birds.onnx --preprocessing-inside --json
     """
-    from cbml.cli.embed import model_folder
-    from cbml.models import Embedder, export_onnx
+    from cbml.models import export_onnx
+    from cbml.runs import open_model
 
-    model = Embedder.load(model_folder(run))
+    model = open_model(run)
     path = output or run / f"model.{format}"
     print(f"exporting {model.backbone_name} to {path}", file=sys.stderr)
     done = export_onnx(model, path, preprocessing_inside=preprocessing_inside)
@@ -46,7 +44,7 @@ def verb(
         "format": format,
         "bytes": done.size,
         "preprocessing_inside": done.preprocessing_inside,
-        "pictures_compared": done.pictures,
+        "images_compared": done.images,
         "largest_difference": done.largest_difference,
     }
     if as_json:
@@ -54,5 +52,5 @@ def verb(
     else:
         print(
             f"{done.path}: {done.size / 1e6:.1f} MB, differs from torch by at most "
-            f"{done.largest_difference:.1e} on {done.pictures} pictures"
+            f"{done.largest_difference:.1e} on {done.images} images"
         )

@@ -1,4 +1,4 @@
-"""`cbml index`: a searchable gallery of pictures."""
+"""`cbml index`: a searchable gallery of images."""
 
 import json
 import os
@@ -8,25 +8,29 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from cbml.gallery import Built
-
-__all__ = ["verb"]
+    from cbml.gallery import BuildResult, BuildSettings
 
 
 def verb(
+    out: Annotated[Path, typer.Option(help="Folder of the gallery.")],
     run: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="RUN", help="A run's folder, a saved model's, or a backbone's name."
+            metavar="RUN",
+            help="A run's folder, a saved model's, or a backbone's name.",
+            show_default=False,
         ),
-    ],
-    pictures: Annotated[
-        str,
-        typer.Argument(metavar="PICTURES", help="A folder, an archive, a table, or a set's name."),
-    ],
-    out: Annotated[Path, typer.Option(help="The gallery's folder.")],
+    ] = None,
+    images: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="IMAGES",
+            help="A folder, an archive, a table, or a dataset's name.",
+            show_default=False,
+        ),
+    ] = None,
     split: Annotated[
-        Literal["all", "train", "test"], typer.Option(help="Which half, as cbml train cuts it.")
+        Literal["all", "train", "test"], typer.Option(help="Which half, as cbml train splits it.")
     ] = "all",
     store: Annotated[
         str | None,
@@ -37,65 +41,101 @@ def verb(
         ),
     ] = None,
     kind: Annotated[
-        Literal["flat", "sq8", "hnsw"], typer.Option(help="Of a faiss index; flat is exact.")
+        Literal["flat", "sq8", "hnsw"], typer.Option(help="Kind of faiss index; flat is exact.")
     ] = "flat",
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Embed everything anew, as for another model.")
+        bool, typer.Option("--rebuild", help="Embed all images again, as for another model.")
     ] = False,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Take this image out of an existing gallery, without RUN and IMAGES; may be "
+            "repeated. Its file stays.",
+        ),
+    ] = None,
+    near_duplicates: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Write groups of near-duplicate images as a table."),
+    ] = None,
     allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept a set that is not whole.")
+        bool, typer.Option("--allow-partial", help="Accept a dataset that is not complete.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
-    """Make a gallery of pictures, or bring one up to date.
+    """Make a gallery of images, or bring one up to date.
 
-    Labels are taken from subfolders, where there are any. Run it again whenever pictures have
-    come, gone or changed: only new and changed files are embedded. Ctrl-C is safe; the same
-    command goes on where it stopped.
+    Labels are taken from subfolders, where there are any. Run it again whenever images have been
+    added, deleted or changed: only new and changed files are embedded. Ctrl-C is safe; the same
+    command resumes where it stopped.
 
     \b
     Examples:
-      cbml index runs/emoji my-pictures/ --out gallery
+      cbml index runs/emoji my-images/ --out gallery
       cbml index runs/emoji emoji --split test --out gallery --json
-      cbml index efficientnet_lite0 my-pictures/ --out gallery --store milvus:http://host:19530
+      cbml index --out gallery --remove "cats/blurred.jpg"
     """
-    from cbml.bayes import MatchProbability
-    from cbml.cli.embed import open_model
     from cbml.evaluation import evaluate
-    from cbml.gallery import Settings, build, list_pictures
+    from cbml.gallery import BuildSettings, remove_images, write_near_duplicates
 
-    listed = list_pictures(pictures, split=split, allow_partial=allow_partial)
+    if remove and (run or images):
+        raise typer.BadParameter("--remove works on the gallery alone: leave out RUN and IMAGES")
+    if remove:
+        built = remove_images(out, remove, evaluate=evaluate)
+    elif run and images:
+        settings = BuildSettings(
+            source=images,
+            store=store,
+            kind=kind,
+            token=os.environ.get("CBML_STORE_TOKEN"),
+            rebuild=rebuild,
+        )
+        built = _build(run, images, out, split, allow_partial, settings)
+    else:
+        raise typer.BadParameter("give RUN and IMAGES, or --remove NAME")
+    groups = None if near_duplicates is None else write_near_duplicates(near_duplicates, out)
+    if as_json:
+        print(json.dumps({"gallery": str(out), **built.as_dict()}))
+        return
+    _print_result(out, built)
+    if groups is not None:
+        print(f"  {groups:,} groups of near-duplicates: {near_duplicates}")
+
+
+def _build(
+    run: str,
+    images: str,
+    out: Path,
+    split: Literal["all", "train", "test"],
+    allow_partial: bool,
+    settings: "BuildSettings",
+) -> "BuildResult":
+    from cbml.bayes import MatchProbability
+    from cbml.evaluation import evaluate
+    from cbml.gallery import build, list_images
+    from cbml.runs import open_model
+
+    refs = list_images(images, split=split, allow_partial=allow_partial)
     calibration = Path(run) / "calibration.json"
-    settings = Settings(
-        source=pictures,
-        store=store,
-        kind=kind,
-        token=os.environ.get("CBML_STORE_TOKEN"),
-        rebuild=rebuild,
-    )
-    built = build(
+    return build(
         open_model(run),
-        listed,
+        refs,
         out,
         evaluate=evaluate,
         calibration=MatchProbability.load(calibration) if calibration.is_file() else None,
         settings=settings,
     )
-    if as_json:
-        print(json.dumps({"gallery": str(out), **built.as_dict()}))
-    else:
-        _print_built(out, built)
 
 
-def _print_built(out: Path, built: "Built") -> None:
+def _print_result(out: Path, built: "BuildResult") -> None:
     kinds = f" of {built.labels:,} labels" if built.labels else ", without labels"
-    print(f"{out}: {built.pictures:,} pictures{kinds}")
+    print(f"{out}: {built.images:,} images{kinds}")
     print(
         f"  {built.embedded:,} embedded, {built.kept:,} kept ({built.renamed:,} renamed), "
         f"{built.removed:,} removed"
     )
     if built.duplicates:
-        print(f"  {built.duplicates:,} have the content of another one")
+        print(f"  {built.duplicates:,} have the same content as another one")
     if built.bad:
         print(f"  {len(built.bad):,} files cannot be read: {out / 'bad_images.csv'}")
     print(f"  look at it:  cbml serve {out}")

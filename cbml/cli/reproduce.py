@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from cbml.experiments import Plan, Sources, Unit
+    from collections.abc import Callable
 
-__all__ = ["verb"]
+    from cbml.experiments import Job, Plan, Progress, Sources
 
 
 def verb(
@@ -18,7 +18,10 @@ def verb(
         str | None, typer.Argument(metavar="TABLE", help="A table or figure that --list shows.")
     ] = None,
     listed: Annotated[
-        bool, typer.Option("--list", help="Show tables and rows, what they need and cost.")
+        bool,
+        typer.Option(
+            "--list", help="List the tables, or the rows of TABLE with what they need and cost."
+        ),
     ] = False,
     scale: Annotated[
         Literal["laptop", "full"], typer.Option(help="A small network or the paper's settings.")
@@ -28,7 +31,7 @@ def verb(
         typer.Option(help="emoji, cub, cars, sop, inshop or imagenet.", show_default=False),
     ] = None,
     root: Annotated[
-        str | None, typer.Option(help="Folder or archive of the pictures.", show_default=False)
+        str | None, typer.Option(help="Folder or archive of the images.", show_default=False)
     ] = None,
     weights: Annotated[
         str | None, typer.Option(help="File with the backbone's weights.", show_default=False)
@@ -36,13 +39,24 @@ def verb(
     trials: Annotated[
         bool, typer.Option("--trials", help="Try learning rates on validation classes.")
     ] = False,
-    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.", min=1)] = 3,
-    protocol: Annotated[
-        Literal["honest", "paper"],
-        typer.Option(help="paper chooses the model on the test, as the paper does: optimistic."),
-    ] = "honest",
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="How many seeds, from 0: 3, or 1 for the leaderboard.", min=1),
+    ] = None,
+    model_selection: Annotated[
+        Literal["validation", "test"],
+        typer.Option(help="test chooses the model on the test, as the paper does: optimistic."),
+    ] = "validation",
     only: Annotated[
         list[str] | None, typer.Option(help="Rows that fit this pattern, such as 'CBML*'.")
+    ] = None,
+    loss: Annotated[
+        list[str] | None,
+        typer.Option(help="package.module:Class, a loss of your own on the leaderboard."),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="package.module:Class, a method of your own on the leaderboard."),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, or key=value,value to sweep.")
@@ -55,10 +69,10 @@ def verb(
     out: Annotated[Path, typer.Option(help="Folder of runs and records.")] = Path("reproduction"),
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
-    """Run the rows of a table; what is done already is not repeated, what was cut off goes on.
+    """Run the rows of a table; what is done is not repeated, what was interrupted resumes.
 
     Several machines that share the folder given by --out divide the work. --trials comes first: it
-    looks for each row's learning rate on held-out training classes, with equally many trials for
+    chooses each row's learning rate on held-out training classes, with equally many trials for
     each; the runs after it use the best. Records are lines of JSON in OUT/TABLE-SCALE/.
 
     \b
@@ -71,57 +85,78 @@ def verb(
       cbml reproduce loss-ablation --only 'CBML +MVC' --set variance_weight=0.0,0.1,1,2
       cbml reproduce loss-ablation --only MS --search learning_rate=1e-5:1e-3 --count 20
       cbml reproduce figure-gap --seeds 1
+      cbml reproduce leaderboard --data emoji
+      cbml reproduce leaderboard --data emoji --loss mypackage.module:MyLoss
     """
     if listed:
         _list(table, scale, data, tuple(only or ()), as_json)
         return
     if table is None:
         raise typer.BadParameter("name a TABLE, or --list them")
-    from cbml.errors import BadData
-    from cbml.experiments import Plan, Sources
-    from cbml.experiments.figures import FIGURES, check_figure, draw_figure
-    from cbml.experiments.tables import find_table
+    if table == "leaderboard":
+        if scale == "full" or trials or overrides or searched or model_selection == "test":
+            raise typer.BadParameter(
+                "the leaderboard's protocol is frozen; only --data, --root, --weights, --only, "
+                "--loss, --method, --seeds and --out apply"
+            )
+        own = {"losses": loss or [], "methods": method or []}
+        done = _leaderboard(data or "emoji", only or [], own, seeds or 1, out, (root, weights))
+        _print(done, as_json)
+        return
+    if loss or method:
+        raise typer.BadParameter("--loss and --method are for the leaderboard")
+    from cbml.experiments import (
+        FIGURES,
+        Plan,
+        Sources,
+        check_figure,
+        draw_figure,
+        find_table,
+        parse_sweeps,
+    )
 
     plan = Plan(
         table=find_table(table),
         scale=scale,
         data=data or ("emoji" if scale == "laptop" else None),
-        protocol=protocol,
+        model_selection=model_selection,
         only=tuple(only or ()),
-        sweeps=tuple(overrides or ()),
+        sweeps=parse_sweeps(overrides or ()),
     )
     figure = None if trials else FIGURES.get(table)
     if searched:
         _search(plan, searched, count, out, Sources(root, weights), as_json)
         return
-    units, sources = _units(plan, out, seeds, trials), Sources(root, weights)
+    jobs, sources = _jobs(plan, out, seeds or 3, trials), Sources(root, weights)
     if figure is not None:
-        check_figure(figure, units)
-    facts = _run(units, out, sources)
-    if figure is not None and not facts["elsewhere"] and not facts["refused"]:
-        facts["figure"] = str(draw_figure(figure, units, out, sources))
+        check_figure(figure, jobs)
+    done = _run(jobs, out, sources)
+    if figure is not None and not done["elsewhere"] and not done["refused"]:
+        done["figure"] = str(draw_figure(figure, jobs, out, sources))
+    _print(done, as_json)
+
+
+def _print(done: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps(done))
     else:
-        _print(facts)
-    if facts["refused"]:
-        raise BadData(_refusals(facts["refused"]))
+        print(", ".join(f"{done[word]} {word}" for word in ("finished", "done", "failed")))
+        if done["elsewhere"]:
+            print(f"{done['elsewhere']} more run in other processes: repeat the command later")
+        if "figure" in done:
+            print(done["figure"])
+    if done["refused"]:
+        from cbml.errors import BadData
+
+        raise BadData(_refusals(done["refused"]))
 
 
 def _refusals(refused: dict[str, list[str]]) -> str:
     lines = []
-    for reason, units in refused.items():
-        more = f" and {len(units) - 1} more" if len(units) > 1 else ""
-        lines.append(f"{reason} (for {units[0]}{more})")
+    for reason, jobs in refused.items():
+        more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+        lines.append(f"{reason} (for {jobs[0]}{more})")
     return "\n".join(lines)
-
-
-def _print(facts: dict[str, Any]) -> None:
-    print(", ".join(f"{facts[word]} {word}" for word in ("finished", "done", "failed")))
-    if facts["elsewhere"]:
-        print(f"{facts['elsewhere']} more are being done by others: ask again when they are ready")
-    if "figure" in facts:
-        print(facts["figure"])
 
 
 def _list(
@@ -131,37 +166,47 @@ def _list(
     only: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    from cbml.experiments import Plan
-    from cbml.experiments.costs import row_cost
-    from cbml.experiments.plans import table_rows
-    from cbml.experiments.tables import FIGURE_TABLES, TABLES, find_table
+    """One line for each table, or for each row of one table."""
+    from cbml.experiments import FIGURE_TABLES, TABLES, Plan, find_table, row_cost, table_rows
 
-    answer = []
+    entries: list[dict[str, Any]] = []
     asked = data or ("emoji" if scale == "laptop" else None)
     known = [*TABLES.values(), *FIGURE_TABLES.values()]
     for entry in known if table is None else (find_table(table),):
         rows = table_rows(Plan(table=entry, scale=scale, data=asked, only=only))
         costs = [(row.label(scale), row_cost(row, scale)) for row in rows]
-        facts = [{"row": label, "needs": c.needs, "hours": c.hours} for label, c in costs]
-        answer.append({"table": entry.name, "title": entry.title, "scale": scale, "rows": facts})
-        if not as_json:
-            print(f"{entry.name}: {entry.title} ({scale} scale)")
+        needs = [{"row": label, "needs": c.needs, "hours": c.hours} for label, c in costs]
+        entries.append({"table": entry.name, "title": entry.title, "scale": scale, "rows": needs})
+        if as_json:
+            continue
+        hours = sum(cost.hours for _, cost in costs)
+        print(f"{entry.name:<18} {len(rows):>3} rows, {hours:>7.1f} h a seed  {entry.title}")
+        if table is not None:
             for label, cost in costs:
                 print(f"  {label:<44} {cost}")
     if as_json:
-        print(json.dumps(answer, ensure_ascii=False))
+        print(json.dumps(entries, ensure_ascii=False))
+    elif table is None:
+        print(f"{'leaderboard':<18} every loss and method under one frozen protocol")
 
 
 def _search(
     plan: "Plan", ranges: list[str], count: int, out: Path, sources: "Sources", as_json: bool
 ) -> None:
-    from cbml.experiments.search import search_row
-    from cbml.training import Interrupted, Shown
+    from cbml.experiments import parse_ranges, search_row
+    from cbml.training import Interrupted, ProgressCallback
 
     try:
-        found = search_row(plan, ranges, count=count, out=out, sources=sources, listener=Shown())
+        found = search_row(
+            plan,
+            parse_ranges(ranges),
+            count=count,
+            out=out,
+            sources=sources,
+            callback=ProgressCallback(),
+        )
     except Interrupted as stop:
-        print(f"{stop}; the same command goes on from there", file=sys.stderr)
+        print(f"{stop}; the same command resumes there", file=sys.stderr)
         raise typer.Exit(stop.exit_code) from None
     lines = [
         {
@@ -174,12 +219,12 @@ def _search(
         print(json.dumps(lines))
         return
     for line in lines[:10]:
-        print(f"{line['validation']}  {' '.join(line['overrides'])}")
+        changed = " ".join(f"{key}={value}" for key, value in line["overrides"].items())
+        print(f"{line['validation']}  {changed}")
 
 
-def _units(plan: "Plan", out: Path, seeds: int, trials: bool) -> "list[Unit]":
-    from cbml.experiments import plan_trials, plan_units, read_records
-    from cbml.experiments.plans import table_rows, trial_tables
+def _jobs(plan: "Plan", out: Path, seeds: int, trials: bool) -> "list[Job]":
+    from cbml.experiments import plan_jobs, plan_trials, read_records, table_rows, trial_tables
 
     if trials:
         return plan_trials(plan)
@@ -188,18 +233,46 @@ def _units(plan: "Plan", out: Path, seeds: int, trials: bool) -> "list[Unit]":
         for name in trial_tables(plan)
         for data in dict.fromkeys(row.data for row in table_rows(plan))
     ]
-    return plan_units(plan, range(seeds), [r for path in tried for r in read_records(path)])
+    return plan_jobs(plan, range(seeds), [r for path in tried for r in read_records(path)])
 
 
-def _run(units: "list[Unit]", out: Path, sources: "Sources") -> dict[str, Any]:
+def _run(jobs: "list[Job]", out: Path, sources: "Sources") -> dict[str, Any]:
+    from cbml.experiments import run_jobs
+    from cbml.training import ProgressCallback
+
+    return _finished(lambda: run_jobs(jobs, out, sources=sources, callback=ProgressCallback()), out)
+
+
+def _leaderboard(
+    data: str,
+    only: list[str],
+    own: dict[str, list[str]],
+    seeds: int,
+    out: Path,
+    places: tuple[str | None, str | None],
+) -> dict[str, Any]:
+    from cbml.experiments import Sources, find_entries, run_leaderboard
+    from cbml.training import ProgressCallback
+
+    entries = find_entries(only, losses=own["losses"], methods=own["methods"])
+    sources, callback = Sources(*places), ProgressCallback()
+    return _finished(
+        lambda: run_leaderboard(
+            entries, data, out, seeds=range(seeds), sources=sources, callback=callback
+        ),
+        out,
+    )
+
+
+def _finished(work: "Callable[[], Progress]", out: Path) -> dict[str, Any]:
+    """What became of the jobs; an interruption says how to resume."""
     import dataclasses
 
-    from cbml.experiments import run_units
-    from cbml.training import Interrupted, Shown
+    from cbml.training import Interrupted
 
     try:
-        progress = run_units(units, out, sources=sources, listener=Shown())
+        progress = work()
     except Interrupted as stop:
-        print(f"{stop}; the same command goes on from there", file=sys.stderr)
+        print(f"{stop}; the same command resumes there", file=sys.stderr)
         raise typer.Exit(stop.exit_code) from None
     return dataclasses.asdict(progress) | {"out": str(out)}

@@ -1,4 +1,4 @@
-"""`cbml search`: the pictures of a gallery that are like a picture."""
+"""`cbml search`: the images of a gallery nearest to an image."""
 
 import json
 import os
@@ -8,36 +8,36 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from cbml.gallery import Answer
-
-__all__ = ["verb"]
+    from cbml.gallery import SearchResponse
 
 
 def verb(
     gallery: Annotated[Path, typer.Argument(metavar="GALLERY", help="Made by cbml index.")],
     queries: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[PICTURE]...", help="Files to search with.", show_default=False),
+        typer.Argument(metavar="[IMAGE]...", help="Files to search with.", show_default=False),
     ] = None,
     ids: Annotated[
         list[int] | None,
-        typer.Option("--id", help="Search with this picture of the gallery; may be repeated."),
+        typer.Option("--id", help="Search with this image of the gallery; may be repeated."),
     ] = None,
-    k: Annotated[int, typer.Option("--k", "-k", help="Results wanted.")] = 10,
+    k: Annotated[int, typer.Option("--k", "-k", help="Number of results.")] = 10,
     min_probability: Annotated[
         float | None, typer.Option(help="Only results at least so probable.")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Only results of this label.")] = None,
-    text: Annotated[str, typer.Option(help="Only results whose name or label holds this.")] = "",
+    label: Annotated[
+        str | None, typer.Option(help="Only results of this label, in any case.")
+    ] = None,
+    text: Annotated[str, typer.Option(help="Only results whose name or label contains this.")] = "",
     hide_duplicates: Annotated[
-        bool, typer.Option("--hide-duplicates", help="Leave out what looks like a better result.")
+        bool, typer.Option("--hide-duplicates", help="Leave out near-duplicates.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with the pictures inside to this file.")
+        Path | None, typer.Option(help="Write a page with the images inside to this file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Search a gallery with pictures.
+    """Search a gallery with images.
 
     \b
     Examples:
@@ -45,11 +45,11 @@ def verb(
       cbml search gallery a.jpg b.jpg --min-probability 0.9 --json
       cbml search gallery --id 7 --hide-duplicates --html results.html
     """
-    from cbml.gallery import Gallery, Wish
+    from cbml.gallery import Gallery, SearchOptions
 
     if not (queries or ids):
-        raise typer.BadParameter("give a picture to search with, or --id of one in the gallery")
-    wish = Wish(
+        raise typer.BadParameter("give an image to search with, or --id of one in the gallery")
+    options = SearchOptions(
         k=k,
         min_probability=min_probability,
         label=label,
@@ -57,34 +57,34 @@ def verb(
         hide_duplicates=hide_duplicates,
     )
     with Gallery(gallery, token=os.environ.get("CBML_STORE_TOKEN")) as opened:
-        asked = [(str(path), opened.query(path)) for path in queries or []]
-        for number in ids or []:
-            query = opened.picture_query(number)
-            asked.append((opened.pictures[query.place or 0].path, query))
-        answers = [(path, opened.search(query, wish)) for path, query in asked]
+        queried = [(str(path), opened.query(path)) for path in queries or []]
+        for image_id in ids or []:
+            query = opened.image_query(image_id)
+            queried.append((opened.images[query.index or 0].path, query))
+        responses = [(path, opened.search(query, options)) for path, query in queried]
         if html is not None:
-            from cbml.gallery.html import write_html
+            from cbml.gallery import write_html
 
-            write_html(html, opened, answers)
+            write_html(html, opened, responses)
     if as_json:
-        print(json.dumps([{"picture": path, **answer.as_dict()} for path, answer in answers]))
+        print(json.dumps([{"image": path, **response.as_dict()} for path, response in responses]))
         return
-    for path, answer in answers:
-        _print_table(path, answer)
+    for path, response in responses:
+        _print_table(path, response)
     if html is not None:
         print(f"written: {html}")
 
 
-def _print_table(path: str, answer: "Answer") -> None:
+def _print_table(path: str, response: "SearchResponse") -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    rows = answer.results
+    rows = response.results
     columns = ["rank", "similarity", "probability", "label", "id", "name"]
     if all(row.probability is None for row in rows):
         columns.remove("probability")
-    # As text: a name like [red] is a name, not a colour.
+    # As text: a name like [red] is a name, not a color.
     table = Table(title=Text(_printable(path)), title_justify="left")
     for column in columns:
         table.add_column(column, justify="left" if column in ("label", "name") else "right")
@@ -94,7 +94,7 @@ def _print_table(path: str, answer: "Answer") -> None:
             "rank": "" if row.rank is None else str(row.rank),
             "similarity": f"{row.similarity:.4f}",
             "probability": "" if row.probability is None else f"{row.probability:.3f}",
-            "label": _printable(row.label or "") + marks[row.correct],
+            "label": _printable(row.label or "") + marks[row.relevant],
             "id": str(row.id),
             "name": _printable(row.name),
         }
@@ -103,11 +103,11 @@ def _print_table(path: str, answer: "Answer") -> None:
     if rows:
         console.print(table)
     else:
-        console.print(f"{_printable(path)}: nothing found that fits what was asked for")
-    if answer.query.average_precision is not None:
+        console.print(f"{_printable(path)}: nothing found with these filters")
+    if response.query.average_precision is not None:
         console.print(
-            f"first hit at rank {answer.query.first_hit_rank}, average precision "
-            f"{answer.query.average_precision:.3f}, {answer.query.positives} positives"
+            f"first hit at rank {response.query.first_hit_rank}, average precision "
+            f"{response.query.average_precision:.3f}, {response.query.positives} positives"
         )
 
 

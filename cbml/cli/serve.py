@@ -7,62 +7,93 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["verb"]
-
 
 def verb(
     gallery: Annotated[Path, typer.Argument(metavar="GALLERY", help="Made by cbml index.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes any that is free.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port; 0 takes any free one.")] = 8000,
     compare: Annotated[
         Path | None,
-        typer.Option(metavar="GALLERY", help="A second gallery of the same pictures."),
+        typer.Option(metavar="GALLERY", help="A second gallery of the same images."),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="A further name browsers may call this machine by; * for any."),
+        typer.Option(help="Another name by which browsers may call this machine; * for any."),
     ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="CBML_TOKEN",
+            help="Token that every request must carry. Beyond this machine one is made and "
+            "printed unless you give your own.",
+            show_default=False,
+        ),
+    ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Serve a network without asking for a token.")
+    ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show a gallery in the browser, and answer programs over HTTP.
 
-    Nobody but this machine can reach it unless --host says so; there are no passwords. Ctrl-C
-    stops it. What it answers is described at /api/v1/openapi.json.
+    Only this machine can reach it unless --host says otherwise; then requests need a token.
+    A gallery that is brought up to date while it is served is picked up. Ctrl-C stops it. The API
+    is described at /api/v1/openapi.json.
 
     \b
     Examples:
       cbml serve gallery --open
       cbml serve gallery --port 8080 --compare gallery-of-another-model
-      cbml serve gallery --host 0.0.0.0 --allow-host pictures.example.org
+      cbml serve gallery --host 0.0.0.0 --allow-host images.example.org
     """
     from cbml.errors import MissingExtra
     from cbml.gallery import Gallery
 
     try:
-        from cbml.gallery.guard import allowed_hosts
-        from cbml.gallery.server import listen, serve_app
-        from cbml.gallery.service import make_app
+        from cbml.gallery import allowed_hosts, listen, make_service, serve_app
     except ImportError as error:
         raise MissingExtra(str(error.name), "serve") from None
-    token = os.environ.get("CBML_STORE_TOKEN")
-    opened = Gallery(gallery, token=token)
-    second = None if compare is None else Gallery(compare, token=token)
-    app = make_app(opened, hosts=allowed_hosts(host, allow_host or ()), compare=second)
+    store_token = os.environ.get("CBML_STORE_TOKEN")
+    opened = Gallery(gallery, token=store_token)
+    second = None if compare is None else Gallery(compare, token=store_token)
+    token = _chosen_token(host, token, no_token)
     listening = listen(host, port)
-    for one in (opened, second):
-        if one is not None:
-            one.warm_up()
+    hosts = allowed_hosts(host, allow_host or ())
+    service, app = make_service(opened, hosts=hosts, compare=second, token=token)
+    service.warm_up()
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}/"
 
     def started() -> None:
-        print(
-            f"{opened.name}, {len(opened):,} pictures: {address}  (Ctrl-C stops)", file=sys.stderr
-        )
+        print(f"{opened.name}, {len(opened):,} images: {address}  (Ctrl-C stops)", file=sys.stderr)
+        if token is not None:
+            print(f"  token: {token}", file=sys.stderr)
+            print(f"  with the token:  {address}#token={token}", file=sys.stderr)
         sys.stderr.flush()
         if open_page:
             import webbrowser
 
-            webbrowser.open(address)
+            webbrowser.open(address if token is None else f"{address}#token={token}")
 
-    serve_app(app, listening, started=started)
+    try:
+        serve_app(app, listening, started=started)
+    finally:
+        service.close()
+
+
+def _chosen_token(host: str, token: str | None, no_token: bool) -> str | None:
+    """The token of the service: the given one, a new one beyond this machine, or none."""
+    import secrets
+
+    from cbml.gallery import is_loopback
+
+    if token is not None and no_token:
+        raise typer.BadParameter("give either --token or --no-token")
+    if token is not None and not (token.isascii() and token.isprintable() and len(token) >= 8):
+        raise typer.BadParameter("--token: use at least 8 letters, digits and signs")
+    if token is not None or is_loopback(host):
+        return token
+    if no_token:
+        print("warning: everybody who reaches this port can see all images", file=sys.stderr)
+        return None
+    return secrets.token_urlsafe(24)

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["verb"]
-
 DEFAULT = Path("reproduction")
 
 
@@ -22,26 +20,35 @@ def verb(
 ) -> None:
     """Print a table in Markdown: means over seeds with 95 % intervals, beside the paper's numbers.
 
-    Each scale, picture set and protocol has a table of its own. Scores are percent; one seed has
+    Each scale, dataset and model selection has a table of its own. Scores are percent; one seed has
     no interval.
 
     \b
     Examples:
       cbml table loss-ablation
       cbml table loss-ablation --records results --json
+      cbml table leaderboard --records results
     """
     import dataclasses
 
-    from cbml.experiments import read_records
-    from cbml.experiments.markdown import as_markdown
-    from cbml.experiments.rendering import table_blocks
-    from cbml.experiments.tables import find_table
+    from cbml.experiments import (
+        LEADERBOARD,
+        as_markdown,
+        find_table,
+        leaderboard_markdown,
+        read_records,
+        table_blocks,
+    )
 
-    found = find_table(table)
+    found = None if table == LEADERBOARD else find_table(table)
     if not records.exists() and records != DEFAULT:
         from cbml.errors import BadData
 
         raise BadData(f"--records {records}: no such file or folder")
+    if found is None:
+        text = leaderboard_markdown(read_records(records))
+        print(json.dumps({"table": table, "markdown": text}) if as_json else text)
+        return
     blocks = table_blocks(found, read_records(records))
     if as_json:
         print(json.dumps({"table": found.name, "blocks": [dataclasses.asdict(b) for b in blocks]}))

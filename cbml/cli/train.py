@@ -1,54 +1,71 @@
-"""`cbml train`: a model from pictures."""
+"""`cbml train`: a model from images."""
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from cbml.training import Outcome, Recipe, Tools
-
-__all__ = ["verb"]
-
-_NAMED = ("labels", "clusters", "loss", "parameters", "backbone", "crop", "seed", "steps")
+    from cbml.runs import RunConfig, RunResult
+    from cbml.training import Distributed
 
 
 def verb(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="A folder, an archive, a table, or a set: emoji, cub …", metavar="DATA"
+            help="A folder, an archive, a table, or a dataset: emoji, cub …", metavar="DATA"
         ),
     ] = None,
     labels: Annotated[
-        Literal["known", "none", "each"] | None,
-        typer.Option(help="none: cluster the pictures; each: every picture is its own class."),
+        Literal["known", "names", "none", "each"] | None,
+        typer.Option(
+            help="names: classes are in the file names; none: cluster the images; each: every "
+            "image is its own class."
+        ),
+    ] = None,
+    label_from: Annotated[
+        str | None, typer.Option(help="Pattern of the file names, such as '{label}_{n}'.")
+    ] = None,
+    split: Annotated[
+        Literal["stated", "classes"] | None,
+        typer.Option(help="The splits of the data, or a new one that keeps classes apart."),
+    ] = None,
+    path_column: Annotated[str | None, typer.Option(help="A table's column of the files.")] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="A table's column of the classes.")
     ] = None,
     clusters: Annotated[
-        int | None, typer.Option(help="With --labels none; one for every four pictures.")
+        int | None, typer.Option(help="With --labels none; one for every four images.")
     ] = None,
-    loss: Annotated[str | None, typer.Option(help="A name in cbml.LOSSES.")] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="A name that cbml methods lists, or package.module:Class.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="A name that cbml methods lists, or package.module:Class.")
+    ] = None,
     parameters: Annotated[
         Literal["given", "from-data"] | None,
         typer.Option(
             help="The loss's constants: as given, or estimated before the first step. CBML on a "
-            "pretrained network estimates them when nothing is said."
+            "pretrained network estimates them by default."
         ),
     ] = None,
     backbone: Annotated[str | None, typer.Option(help="A name in cbml.BACKBONES.")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,
     crop: Annotated[int | None, typer.Option(help="Side of the square the network sees.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/DATA-LOSS-SEED.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, as often as you like.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder.", metavar="RUN")
+        Path | None, typer.Option(help="Resume the run in this folder.", metavar="RUN")
     ] = None,
     test: Annotated[
         bool, typer.Option("--test", help="Score the test classes at the end; recorded.")
@@ -61,164 +78,129 @@ def verb(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train a model, choose it on held-out classes, and keep all that is needed to go on.
+    """Train a model, choose it on held-out classes, and keep all that is needed to resume.
 
     The run's folder holds run.json, metrics.jsonl, checkpoints/, model/ and report.html. Ctrl-C is
-    safe: the last line says how to go on.
+    safe: the last line says how to resume.
 
     \b
     Examples:
       cbml train emoji --out runs/emoji --test
-      cbml train my-pictures/ --parameters given --set loss.ratio=fine_grained
-      cbml train my-pictures/ --loss proxy_anchor --set learning_rate=3e-5 --json
-      cbml train my-pictures/ --labels none --clusters 100 --set refresh_epochs=2
+      cbml train my-images/ --parameters given --set loss.ratio=fine_grained
+      cbml train my-images/ --loss proxy_anchor --set learning_rate=3e-5 --json
+      cbml train my-images/ --labels none --clusters 100 --set refresh_epochs=2
       cbml train --resume runs/emoji
     """
-    recipe, folder = _planned(data, resume, out, overrides or [], locals())
+    named = {
+        "labels": None if labels == "names" else labels,
+        "label_from": label_from or ("auto" if labels == "names" else None),
+        "split": split,
+        "path_column": path_column,
+        "label_column": label_column,
+        "clusters": clusters,
+        "loss": loss,
+        "method": method,
+        "parameters": parameters,
+        "backbone": backbone,
+        "crop": crop,
+        "seed": seed,
+        "steps": steps,
+        "tensorboard": tensorboard or None,
+    }
+    words = [f"{key}={value}" for key, value in named.items() if value is not None]
+    config, folder = _planned(data, resume, out, [*words, *(overrides or [])])
     if processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        from cbml.training.processes import run_processes
+        from cbml.training import run_processes
 
-        raise typer.Exit(run_processes(processes, sys.argv[1:], _again(folder, processes)))
+        again = _again(folder, config, processes)
+        raise typer.Exit(run_processes(processes, sys.argv[1:], again))
     from cbml.cli import exit_code
-    from cbml.training import Interrupted, Shown, joined_team
-    from cbml.training.processes import last_word
+    from cbml.runs import run
+    from cbml.training import join_processes, last_word
 
-    # A process that torchrun starts again goes on where the lost one stood.
+    # A process that torchrun starts again resumes where the lost one stood.
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    with joined_team() as team, last_word(exit_code):
-        try:
-            outcome = _session(recipe)(
-                recipe,
-                folder,
-                _tools(),
-                resume=resume is not None or (restarted and (folder / "run.json").exists()),
-                test=test,
-                team=team,
-                listener=Shown(),
-            )
-        except Interrupted as stop:
-            if team.leads:
-                print(f"{stop}; go on with:  {_again(folder, team.size)}", file=sys.stderr)
-            raise typer.Exit(stop.exit_code) from None
-        except (KeyboardInterrupt, SystemExit):  # before the first step, or after the last
-            if team.leads and (folder / "run.json").exists():
-                print(f"stopped; go on with:  {_again(folder, team.size)}", file=sys.stderr)
-            raise
-        except RuntimeError as error:
-            if team.size > 1 and "onnection" in str(error):
-                again = _again(folder, team.size)
-                raise ConnectionError(f"another process was lost; go on with:  {again}") from error
-            raise
-        if team.leads:
-            _print_outcome(folder, outcome.fitted, outcome.test, as_json)
-
-
-def _again(folder: Path, processes: int) -> str:
-    shared = f" --processes {processes}" if processes > 1 else ""
-    return f"cbml train --resume {folder}{shared}"
+    resumed = resume is not None or (restarted and (folder / "run.json").exists())
+    with join_processes() as distributed, last_word(exit_code):
+        with _how_to_resume(folder, config, distributed):
+            result = run(config, folder, resume=resumed, test=test, distributed=distributed)
+        if distributed.is_main_process:
+            _print_result(result, as_json)
 
 
 def _planned(
-    data: str | None,
-    resume: Path | None,
-    out: Path | None,
-    overrides: list[str],
-    options: dict[str, Any],
-) -> tuple["Recipe", Path]:
+    data: str | None, resume: Path | None, out: Path | None, words: list[str]
+) -> tuple["RunConfig", Path]:
+    """The config and the folder of the run; what cannot be meant is a usage error."""
     from cbml.errors import BadData
-    from cbml.pseudo import unlabelled_recipe
-    from cbml.training.measured import check_parameters, with_default_parameters
-    from cbml.training.recipe import recipe_for, recipe_of, with_overrides
-    from cbml.training.runs import read_record
+    from cbml.runs import RunConfig, check_names, parse_overrides
 
-    named = [f"{key}={options[key]}" for key in _NAMED]
-    words = [word for word in named if not word.endswith("=None")] + overrides
-    if options["tensorboard"]:
-        words.append("tensorboard=true")
     if (data is None) == (resume is None):
         raise typer.BadParameter("give either DATA or --resume RUN")
     try:
         if resume is not None:
-            start = recipe_of(read_record(resume).get("recipe", {}))
-            recipe = with_overrides(start, words)
-        elif any(word in ("labels=none", "labels=each") for word in words):
-            recipe = unlabelled_recipe(str(data), words)
+            from cbml.runs import resumed_config
+
+            config = resumed_config(resume, words)
         else:
-            recipe = with_overrides(recipe_for(str(data)), words)
-            if not any(word.startswith("parameters=") for word in words):
-                recipe = with_default_parameters(recipe)
-        _tools().make_loss(recipe, 2)
-        check_parameters(recipe)
-        if recipe.labels != "none" and recipe.clusters is not None:
-            raise ValueError("--clusters: only with --labels none")
-        if recipe.parameters == "from-data" and recipe.loss != "cbml":
-            raise ValueError("--parameters from-data: only the loss cbml has such constants")
-    except (BadData, TypeError, ValueError) as error:
+            changes = parse_overrides(words)
+            images = {"source": str(data), **changes.pop("data", {})}
+            config = RunConfig(images, **changes)
+        check_names(config)
+        from cbml.runs import check_options  # imports torch, which a misspelled name need not
+
+        check_options(config)
+    except BadData as error:
         raise typer.BadParameter(str(error)) from None
     if resume is not None:
-        return recipe, resume
-    name = f"{Path(str(data)).stem}-{recipe.loss}-{recipe.seed}"
-    return recipe, out or Path("runs") / name
+        return config, resume
+    loss = config.loss.name.rpartition(":")[2]
+    name = f"{Path(str(data)).stem}-{loss}-{config.training.seed}"
+    return config, out or Path("runs") / name
 
 
-def _session(recipe: "Recipe") -> Callable[..., "Outcome"]:
-    if recipe.labels == "known":
-        from cbml.training import train_run
-
-        return train_run
-    from cbml.pseudo import train_unlabelled
-
-    return train_unlabelled
+def _again(folder: Path, config: "RunConfig", processes: int) -> str:
+    words = ["cbml", "train", "--resume", str(folder)]
+    words += [f"--processes {processes}"] if processes > 1 else []
+    for option, name in (("loss", config.loss.name), ("method", config.method.name)):
+        words += [f"--{option} {name}"] if ":" in (name or "") else []
+    return " ".join(words)
 
 
-def _tools() -> "Tools":
-    import dataclasses
+@contextlib.contextmanager
+def _how_to_resume(folder: Path, config: "RunConfig", distributed: "Distributed") -> Iterator[None]:
+    """Where the run is interrupted, the last line says how to resume it."""
+    from cbml.training import Interrupted
 
-    from cbml.experiments.tools import TOOLS
-
-    return dataclasses.replace(TOOLS, calibrate=_calibrate, check=_check)
-
-
-def _calibrate(embeddings: Any, labels: Any) -> dict[str, Any] | None:
-    """How similarities become probabilities; None where there are too few classes to tell."""
-    from cbml.bayes import MatchProbability
-    from cbml.errors import BadData
-
+    again = _again(folder, config, distributed.size)
     try:
-        return MatchProbability.fit(embeddings, labels).as_record()
-    except BadData as error:
-        print(f"no calibration.json: {error}", file=sys.stderr)
-        return None
+        yield
+    except Interrupted as stop:
+        if distributed.is_main_process:
+            print(f"{stop}; resume with:  {again}", file=sys.stderr)
+        raise typer.Exit(stop.exit_code) from None
+    except (KeyboardInterrupt, SystemExit):  # before the first step, or after the last
+        if distributed.is_main_process and (folder / "run.json").exists():
+            print(f"stopped; resume with:  {again}", file=sys.stderr)
+        raise
+    except RuntimeError as error:
+        if distributed.size > 1 and "onnection" in str(error):
+            raise ConnectionError(f"another process was lost; resume with:  {again}") from error
+        raise
 
 
-def _check(path: Path, *rows: Any, **gallery: Any) -> dict[str, Any]:
-    """How far the probabilities hold among the first ten results of searches."""
-    from cbml.bayes import MatchProbability
-    from cbml.bayes.analysis import check_results
-
-    return check_results(MatchProbability.load(path), *rows, **gallery)[10].as_dict()
-
-
-def _print_outcome(folder: Path, fitted: Any, test: Any, as_json: bool) -> None:
-    facts = {
-        "run": str(folder),
-        "steps": fitted.steps,
-        "best_step": fitted.best_step,
-        "validation": fitted.best_score,
-        "stopped_early": fitted.stopped_early,
-        "rates": fitted.rates,
-        "test": test,
-    }
+def _print_result(result: "RunResult", as_json: bool) -> None:
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps(result.as_dict()))
         return
+    folder, fitted = result.folder, result.fitted
     print(f"{folder}: {fitted.steps} steps")
     if fitted.best_score is not None:
         print(f"  validation {fitted.best_score:.4f} after step {fitted.best_step}: kept in model/")
-    for name, value in (test or {}).items():
+    for name, value in (result.test or {}).items():
         print(f"  test {name:<12} {value:.4f}")
     if (folder / "bad_images.csv").exists():
-        print(f"  some pictures cannot be read: {folder / 'bad_images.csv'}")
+        print(f"  some images cannot be read: {folder / 'bad_images.csv'}")
     if (folder / "clusters.csv").exists():
         print("  without labels the last model is kept, in model/; clusters.csv names the clusters")
         return

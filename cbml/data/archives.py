@@ -1,4 +1,4 @@
-"""Archives of pictures, unpacked so that nothing leaves its folder and nothing swells.
+"""Archives of images, unpacked so that nothing leaves its folder and nothing swells.
 
 Members are checked here and written with our own calls: `tarfile.data_filter` is missing from some
 Pythons we support, and neither `tarfile` nor `zipfile` limits how much comes out.
@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import hashlib
 import lzma
+import math
 import os
 import shutil
 import stat
@@ -21,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from cbml.data.cache import cache_folder, locked
+from cbml.data.cache import cache_folder
 from cbml.errors import BadData
+from cbml.files import locked
 
 __all__ = ["Limits", "extract", "folder_of"]
 
@@ -37,9 +39,9 @@ class Limits:
     """How much may come out of an archive.
 
     Args:
-        entries: files and folders; the largest set of the paper has 120,053 pictures.
+        entries: files and folders; the largest set of the paper has 120,053 images.
         total_bytes: of all files together.
-        ratio: bytes out for each byte in, beyond the first 64 MB; pictures hardly compress.
+        ratio: bytes out for each byte in, beyond the first 64 MB; images hardly compress.
     """
 
     entries: int = 500_000
@@ -74,17 +76,17 @@ def folder_of(root: Path) -> Path:
     Args:
         root: a folder, or an archive (.tgz, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip).
     """
-    if root.is_dir():
+    if os.path.isdir(root):
         return root
-    if not root.exists():
-        raise BadData(f"{root}: no such folder or archive")
-    if not root.name.lower().endswith(_SUFFIXES):
+    if not os.path.exists(root):
+        raise BadData(f"{str(root)[:200]}: no such folder or archive")
+    if not root.name.lower().endswith(_SUFFIXES) or not os.path.isfile(root):
         raise BadData(f"{root}: neither a folder nor an archive ({', '.join(_SUFFIXES)})")
     status = root.stat()
     facts = f"{root.resolve()} {status.st_size} {status.st_mtime_ns}"
     key = hashlib.sha256(os.fsencode(facts)).hexdigest()[:16]
     target = cache_folder() / "archives" / f"{root.name.split('.')[0]}-{key}"
-    with locked(target.with_name(f"{target.name}.lock")):
+    with locked(target.parent, name=f"{target.name}.lock", wait=math.inf):
         if not target.exists():
             extract(root, target)
     return target
@@ -112,9 +114,15 @@ def extract(archive: Path, target: Path, *, limits: Limits | None = None) -> Non
             _unpack_tar(archive, scratch, meter)
         os.replace(scratch, target)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise BadData(f"{archive}: not a sound archive ({error}); fetch it again") from None
-    except (NotImplementedError, RuntimeError, gzip.BadGzipFile) as error:
+        raise BadData(f"{archive}: not a sound archive ({error}); download it again") from None
+    except (NotImplementedError, RuntimeError, ValueError, gzip.BadGzipFile) as error:
+        if isinstance(error, BadData):
+            raise
         raise BadData(f"{archive}: cannot be unpacked ({error})") from None
+    except OSError as error:
+        if error.errno is not None:  # of the disk; the reader of bz2 has no number for bad data
+            raise
+        raise BadData(f"{archive}: not a sound archive ({error}); download it again") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

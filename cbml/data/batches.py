@@ -1,4 +1,4 @@
-"""Batches for training and test: the pictures that the sampler names, cropped and in order."""
+"""Batches to train on: the images that the sampler names, cropped and in order."""
 
 import contextlib
 import dataclasses
@@ -10,24 +10,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cbml.data.ahead import in_order
-from cbml.data.decode import BadPicture
-from cbml.data.images import ImageSet
-from cbml.data.pictures import BadPictures, FilePictures, PictureSource
+from cbml.data.decode import UnreadableImage, prefetch
+from cbml.data.image_dataset import ImageDataset
+from cbml.data.image_files import FileImages, ImageSource, UnreadableImages
 from cbml.data.sampler import ClassBalancedSampler
-from cbml.data.transforms import Normalisation, TestTransform, TrainTransform, short_side
+from cbml.data.transforms import Normalization, TrainTransform, short_side
 from cbml.errors import BadData
 
-__all__ = ["Batch", "Batches"]
+__all__ = ["Batch", "BatchOrder", "Batches", "EpochBatches"]
 
 
 class Batch(NamedTuple):
     """What a network learns from in one step.
 
     Args:
-        pixels: (B, 3, crop, crop) float32, or uint8 where no normalisation was asked for.
+        pixels: (B, 3, crop, crop) float32, or uint8 where no normalization was asked for.
         labels: (B,) int64; -1 where unknown.
-        indices: (B,) int64, the numbers of the pictures in their set.
+        indices: (B,) int64, the indices of the images in their dataset.
     """
 
     pixels: Tensor
@@ -35,8 +34,31 @@ class Batch(NamedTuple):
     indices: Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class EpochBatches:
+    """The batches of one epoch, planned by somebody who knows more than the labels.
+
+    Args:
+        indices: images of each global batch. (S, B)
+        labels: class of each of them, where it is another than the image's own. (S, B)
+        streams: the stream of each batch; None where there is one. (S,)
+    """
+
+    indices: NDArray[np.int64]
+    labels: NDArray[np.int64] | None = None
+    streams: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        if self.indices.ndim != 2 or not self.indices.size:
+            raise BadData(f"planned batches have the shape {self.indices.shape}, not (S, B)")
+        if self.labels is not None and self.labels.shape != self.indices.shape:
+            raise BadData("planned batches: give one label for each image of each batch")
+        if self.streams is not None and self.streams.shape != self.indices.shape[:1]:
+            raise BadData("planned batches: give one stream for each batch")
+
+
 class BatchOrder(Protocol):
-    """What a sampler is to `Batches`: any batch of any pass by its number, and where we stand."""
+    """What a sampler is to `Batches`: any batch of any epoch by its number, and the position."""
 
     seed: int
     rank: int
@@ -47,124 +69,159 @@ class BatchOrder(Protocol):
     def __len__(self) -> int: ...
 
     def share(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """The picture numbers of this rank's share of a batch.
+        """The image indices of this rank's share of a batch.
 
         Args:
-            epoch: which pass.
-            step: which batch of it.
+            epoch: number of the epoch, from 0.
+            step: number of the batch within the epoch.
         """
 
-    def places(self, batch_size: int) -> slice:
-        """Which places of a global batch belong to this rank.
+    def rank_slice(self, batch_size: int) -> slice:
+        """The part of a global batch that belongs to this rank.
 
         Args:
-            batch_size: of the global batch.
+            batch_size: size of the global batch.
         """
 
 
 class Batches:
-    """One pass over a sampler's batches each time it is iterated.
+    """One epoch of a sampler's batches each time it is iterated.
 
     The content of a batch follows from the sampler's seed, the epoch and the step alone; workers
     change nothing but the speed. The sampler's `epoch` and `step` count what was handed out, not
     what was prepared ahead, so that its state is the state to save.
 
-    A picture that cannot be read is noted in `bad` and replaced by the next readable one of its
-    class, or of the set when the class has none: which one it is follows from the files alone, so
-    that every rank sees the batches it would see if it read them all.
+    An image that cannot be read is noted in `bad` and replaced by the next readable one of its
+    class, or of the dataset when the class has none: which one it is follows from the files alone,
+    so that every rank sees the batches it would see if it read them all.
 
     Args:
-        images: the set that the sampler's numbers refer to.
-        sampler: the order; a ClassBalancedSampler to train, InOrder to test.
-        transform: what becomes of each picture.
-        normalisation: how pixels become numbers; None leaves them uint8, to be sent to a device
-            in a quarter of the bytes and normalised there.
+        images: the dataset that the sampler's indices refer to.
+        sampler: the order, such as a ClassBalancedSampler.
+        transform: the random crop of each image.
+        normalization: how pixels become numbers; None leaves them uint8, to be sent to a device
+            in a quarter of the bytes and normalized there.
         source: where pixels come from, such as a PackedImages; the files when None.
-        workers: threads that prepare batches ahead; 0 prepares each when it is asked for.
-        bad_limit: the share of unreadable pictures above which BadData is raised.
+        workers: threads that prepare batches ahead; 0 prepares each when it is needed.
+        bad_limit: the share of unreadable images above which BadData is raised.
     """
 
     def __init__(
         self,
-        images: ImageSet,
+        images: ImageDataset,
         sampler: BatchOrder,
         *,
-        transform: TrainTransform | TestTransform,
-        normalisation: Normalisation | None = None,
-        source: PictureSource | None = None,
+        transform: TrainTransform,
+        normalization: Normalization | None = None,
+        source: ImageSource | None = None,
         workers: int = 0,
         bad_limit: float = 0.05,
     ) -> None:
         self.images = images
         self.sampler = sampler
         self.transform = transform
-        self.normalisation = normalisation
-        self.source = FilePictures(images.paths) if source is None else source
+        self.normalization = normalization
+        self.source = FileImages(images.paths) if source is None else source
         self.workers = workers
-        self.bad = BadPictures(images.paths, limit=bad_limit)
-        self.relabelled = False
+        self.bad = UnreadableImages(images.paths, limit=bad_limit)
+        self.relabeled = False
+        self.planned: EpochBatches | None = None
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return len(self.sampler if self.planned is None else self.planned.indices)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.sampler.epoch
-        steps = range(self.sampler.step, len(self.sampler))
-        prepared = in_order(
+        steps = range(self.sampler.step, len(self))
+        prepared = prefetch(
             lambda step: self.batch(epoch, step),
             steps,
             workers=self.workers,
             ahead=self.workers,
         )
-        with contextlib.closing(prepared):  # its threads end when a pass is left early
+        with contextlib.closing(prepared):  # its threads end when an epoch is left early
             for step, batch in zip(steps, prepared, strict=True):
                 self.sampler.step = step + 1
                 yield batch
         self.sampler.epoch, self.sampler.step = epoch + 1, 0
+        self.planned = None
 
-    def relabel(self, labels: NDArray[np.int64]) -> None:
-        """Give the pictures other labels, between two passes.
+    def follow(self, planned: EpochBatches | None) -> None:
+        """Take the batches of the epoch about to begin from a plan instead of the sampler's own.
 
         Args:
-            labels: (N,) numbers of classes from 0.
+            planned: for this epoch alone; None leaves it to the sampler.
+        """
+        if planned is not None:
+            size, count = planned.indices.shape[1], len(self.images)
+            if size % self.sampler.world_size:
+                raise BadData(
+                    f"planned batches of {size} images cannot be shared equally by "
+                    f"{self.sampler.world_size} processes"
+                )
+            if planned.indices.min() < 0 or planned.indices.max() >= count:
+                raise BadData(f"planned batches name images beyond the {count} of the dataset")
+        self.planned = planned
+
+    @property
+    def stream(self) -> int:
+        """The stream of the batch that was handed out last; 0 where there is one stream."""
+        if self.planned is None or self.planned.streams is None:
+            return 0
+        return int(self.planned.streams[self.sampler.step - 1])
+
+    def relabel(self, labels: NDArray[np.int64]) -> None:
+        """Give the images other labels, between two epochs.
+
+        Args:
+            labels: (N,) class of each image, from 0.
         """
         if not isinstance(self.sampler, ClassBalancedSampler):
             raise BadData("new labels need batches of a ClassBalancedSampler")
-        names = tuple(str(number) for number in range(int(labels.max()) + 1))
+        names = tuple(str(label) for label in range(int(labels.max()) + 1))
         self.images = dataclasses.replace(self.images, labels=labels, class_names=names)
         self.sampler.relabel(labels)
-        self.relabelled = True
+        self.relabeled = True
 
     def batch(self, epoch: int, step: int) -> Batch:
         """This rank's share of one batch.
 
         Args:
-            epoch: which pass.
-            step: which batch of it.
+            epoch: number of the epoch, from 0.
+            step: number of the batch within the epoch.
         """
-        asked = self.sampler.share(epoch, step)
+        wanted = self._share(epoch, step)
         length = short_side(self.transform.crop)
-        found = [self._readable(index, length) for index in asked.tolist()]
+        found = [self._readable(index, length) for index in wanted.tolist()]
         boxes, mirrored = self.transform.boxes(
             np.array([pixels.shape[1:] for _, pixels in found]),
-            self._uniform(epoch, step, len(asked)),
+            self._uniform(epoch, step, len(wanted)),
         )
         square = (3, self.transform.crop, self.transform.crop)
         pixels = torch.empty((len(found), *square), dtype=torch.uint8)
-        for place, (_, picture) in enumerate(found):
-            pixels[place] = self.transform.cut(picture, boxes[place], bool(mirrored[place]))
+        for row, (_, image) in enumerate(found):
+            pixels[row] = self.transform.cut(image, boxes[row], bool(mirrored[row]))
         indices = torch.tensor([index for index, _ in found])
-        normalised = pixels if self.normalisation is None else self.normalisation(pixels)
-        return Batch(normalised, self._labels(indices), indices)
+        normalized = pixels if self.normalization is None else self.normalization(pixels)
+        return Batch(normalized, self._labels(indices, step), indices)
+
+    def _share(self, epoch: int, step: int) -> NDArray[np.int64]:
+        if self.planned is None:
+            return self.sampler.share(epoch, step)
+        whole: NDArray[np.int64] = self.planned.indices[step]
+        return whole[self.sampler.rank_slice(len(whole))]
 
     def _uniform(self, epoch: int, step: int, count: int) -> NDArray[np.float64]:
-        """(B, draws) numbers of this rank's places in the block of the whole batch."""
+        """(B, draws) random numbers: this rank's rows of the block of the global batch."""
         whole = count * self.sampler.world_size
         generator = np.random.default_rng([self.sampler.seed, epoch, step])
         block = generator.random((whole, self.transform.draws))
-        return block[self.sampler.places(whole)]
+        return block[self.sampler.rank_slice(whole)]
 
-    def _labels(self, indices: Tensor) -> Tensor:
+    def _labels(self, indices: Tensor, step: int) -> Tensor:
+        if self.planned is not None and self.planned.labels is not None:
+            labels = self.planned.labels[step]
+            return torch.from_numpy(labels[self.sampler.rank_slice(len(labels))])
         if self.images.labels is None:
             return torch.full_like(indices, -1)
         return torch.from_numpy(self.images.labels[indices.numpy()])
@@ -175,12 +232,12 @@ class Batches:
                 continue
             try:
                 return candidate, self.source.sized(candidate, length)
-            except BadPicture as refusal:
+            except UnreadableImage as refusal:
                 self.bad.add(candidate, refusal.reason)
-        raise BadData(f"{self.images.paths[index]}: no picture of the set can be read")
+        raise BadData(f"{self.images.paths[index]}: no image of the dataset can be read")
 
     def _candidates(self, index: int) -> Iterator[int]:
-        """The picture, then those of its class behind and before it, then those of the set."""
+        """The image, then those of its class behind and before it, then those of the dataset."""
         yield index
         if self.images.labels is not None:
             same = np.flatnonzero(self.images.labels == self.images.labels[index])

@@ -1,12 +1,9 @@
-"""Where things that can be made again are kept, and how processes take turns making them."""
+"""Where things that can be made again are kept."""
 
-import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cache_folder", "locked"]
+__all__ = ["cache_folder"]
 
 
 def cache_folder() -> Path:
@@ -16,16 +13,3 @@ def cache_folder() -> Path:
         return Path(named)
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "cbml"
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file; others who ask for it wait, and a killed holder lets go of it.
-
-    Args:
-        path: the lock file; made if missing, never deleted.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -1,59 +1,56 @@
-"""What is in a folder, an archive or a table, and what is wrong with it."""
+"""What is in a folder, an archive or a table, and what is wrong with it; nothing is refused."""
 
 import contextlib
-import difflib
-from collections.abc import Callable, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cbml.data.ahead import in_order
-from cbml.data.catalogue.layouts import class_folders, ignored_files, locate, opened, simple
-from cbml.data.catalogue.protocol import COUNTS
-from cbml.data.datasets import DATASETS
-from cbml.data.decode import BadPicture, read_picture
-from cbml.data.duplicates import same_bytes
-from cbml.data.images import ImageSet, Splits
-from cbml.data.named import named_set
+from cbml.data.datasets import find_dataset, load, recognize
+from cbml.data.decode import UnreadableImage, prefetch, read_image
+from cbml.data.discovery import ignored_files, image_folders, open_source, same_bytes
+from cbml.data.image_dataset import ImageDataset, Splits
+from cbml.data.splits import unlabeled_splits
 from cbml.errors import BadData
 
-__all__ = ["Report", "check", "load", "recognise"]
+__all__ = ["Report", "check", "load_anyway"]
 
 Progress = Callable[[int, int], None]
 
-# What only one set has: enough to know it by.
-_MARKS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "cub": (("images.txt", "image_class_labels.txt"),),
-    "cars": (("cars_annos.mat",), ("cars_train", "cars_test")),
-    "sop": (("Ebay_train.txt",), ("Ebay_test.txt",)),
-    "inshop": (("list_eval_partition.txt",), ("Eval/list_eval_partition.txt",)),
-    "imagenet": (("ILSVRC/Data/CLS-LOC",), ("train/n01440764",), ("train/n01443537",)),
-}
-_CLASSES = {
-    "cub": {"001blackfootedalbatross", "blackfootedalbatross", "200commonyellowthroat"},
-    "cars": {"amgeneralhummersuv2000", "smartfortwoconvertible2012", "acurarlsedan2012"},
-}
+_NAMED = 3
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found.
+    """What `check` found; paths are relative to the dataset's folder.
 
     Args:
-        recognised: the name of the set in the catalogue.
+        recognized: the name of the dataset, or "folder" or "table".
         record: what was decided when it was loaded: layout, counts, seed and the like.
-        class_sizes: for each split smallest, median and largest number of pictures of a class.
-        bad: path and reason of every picture that cannot be read.
-        ignored: files of a folder that are no pictures by their suffix, such as .heic.
-        duplicates: groups of paths whose files have the same bytes.
-        across: the groups of them that stand both in train and in test.
+        problems: what `cbml train` would refuse it for.
+        conflicts: groups of files with the same bytes and different labels.
+        class_sizes: for each split smallest, median and largest number of images of a class.
+        largest: the classes with most images, and how many.
+        smallest: the classes with fewest images, and how many.
+        image_sizes: median width and height, and how many are landscape, portrait and square.
+        bad: path and reason of every image that cannot be read.
+        ignored: files of a folder that are no images by their suffix, such as .xml.
+        duplicates: groups of files with the same bytes.
+        across: those groups that are both in train and in test.
     """
 
-    recognised: str
+    recognized: str
     record: dict[str, Any]
+    problems: list[str]
+    conflicts: list[list[str]]
     class_sizes: dict[str, dict[str, float]]
+    largest: dict[str, int]
+    smallest: dict[str, int]
+    image_sizes: dict[str, float]
     bad: list[tuple[str, str]]
     ignored: list[str]
     duplicates: list[list[str]]
@@ -64,125 +61,140 @@ class Report:
         return asdict(self)
 
 
-def recognise(source: Path | str) -> str:
-    """The name of the catalogue's set that a path most likely is; "folder" if none is known.
-
-    Args:
-        source: a folder, an archive, a table, or a set's name.
-    """
-    if _is_name(source):
-        return str(source)
-    path = Path(source)
-    if path.suffix.lower() in {".csv", ".parquet", ".pq"}:
-        return "table"
-    root = opened(path)
-    for name, choices in _MARKS.items():
-        if any(locate(root, list(marks)) is not None for marks in choices):
-            return name
-    folders = {simple(name) for name in class_folders(root)}
-    return next((name for name, marks in _CLASSES.items() if marks & folders), "folder")
-
-
-def load(
-    source: Path | str,
-    name: str | None = None,
-    *,
-    validation: float = 0.2,
-    seed: int = 0,
-    allow_partial: bool = False,
+def load_anyway(
+    source: Path | str, name: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Splits:
-    """The splits of whatever a path holds, or of a set known by name.
+    """As `load`, but what cannot be used as it is gives a `record["problems"]` and what is there.
 
     Args:
-        source: a folder, an archive, a table, or a set's name, such as "emoji" or "cub"; the latter
-            is looked for where CBML_DATA says and where `cbml data get` puts it.
-        name: of the set in the catalogue; recognised when None.
-        validation: share of the training classes to hold out, 0 for none.
-        seed: of the choice of held-out classes.
-        allow_partial: accept a set that is not whole; recorded.
+        source: as for `load`.
+        name: as for `load`.
+        options: keyword arguments for `load`.
     """
-    name = name or recognise(source)
-    if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise BadData(f"{name}: no such set; {hint}known are {', '.join(DATASETS)}")
-    if name == "folder":
-        return DATASETS[name](source, validation=validation, seed=seed)
-    root: Path | str | None = source
-    if _is_name(source):
-        root = None if name == "emoji" else named_set(str(source))
-    return DATASETS[name](root, validation=validation, seed=seed, allow_partial=allow_partial)
+    chosen = dict(options or {})
+    if name not in (None, "folder", "table"):
+        find_dataset(str(name))  # a misspelled name is no property of the folder
+    try:
+        return load(source, name, **chosen)
+    except BadData as error:
+        problem = str(error)
+    partial: Splits | None = None
+    with contextlib.suppress(BadData):
+        partial = load(source, name, **{**chosen, "allow_partial": True})
+    if partial is None:
+        partial = _everything(source)
+    partial.record["problems"] = [problem]
+    return partial
 
 
-def _is_name(source: Path | str) -> bool:
-    """Whether it is a set's name; a folder that is called so comes first."""
-    return str(source) in COUNTS and not Path(source).exists()
+def _everything(source: Path | str) -> Splits:
+    """All images below a folder, without labels; raises BadData where there is no such folder."""
+    if recognize(source) == "table":
+        if not os.path.isfile(source):
+            raise BadData(f"{str(source)[:100]}: no such table")
+        return unlabeled_splits("table", Path(source), "a table", ())
+    root = open_source(source)
+    paths = [path for _, images in image_folders(root) for path in images]
+    return unlabeled_splits("folder", root, "all images below it", paths)
 
 
 def check(splits: Splits, *, workers: int = 2, progress: Progress | None = None) -> Report:
-    """Read every picture of a set once and tell what is wrong with it.
+    """Read every image of a dataset once and tell what is wrong with it.
 
     Args:
-        splits: what `load` or a function of the catalogue gave.
-        workers: how many pictures are decoded at once.
-        progress: called with pictures done and pictures in all.
+        splits: the result of `load` or of a dataset.
+        workers: how many images are decoded at once.
+        progress: called with images done and images in all.
     """
     parts = splits.parts()
-    places = [(name, path) for name, images in parts.items() for path in images.paths]
-    bad = _unreadable([path for _, path in places], workers, progress)
-    groups = same_bytes([path for _, path in places])
-    learned = {"train", "validation"}
+    root = Path(str(splits.record.get("root", ".")))
+    root = root if root.is_dir() else root.parent
+    entries = [(name, part, index) for name, part in parts.items() for index in range(len(part))]
+    paths = [images.paths[index] for _, images, index in entries]
+    shown = [_below(root, path) for path in paths]
+    sizes, reasons = _read_all(paths, workers, progress)
+    groups = same_bytes(paths)
+    labels = [_label(images, index) for _, images, index in entries]
+    learned = [name in {"train", "validation"} for name, _, _ in entries]
+    counts = Counter(label for label in labels if label is not None)
 
-    def both_sides(group: list[int]) -> bool:
-        sides = {places[place][0] in learned for place in group}
-        return len(sides) == 2
+    def listed(test: Callable[[list[int]], bool]) -> list[list[str]]:
+        return [[shown[index] for index in group] for group in groups if test(group)]
 
     return Report(
-        recognised=str(splits.record.get("set", "folder")),
+        recognized=str(splits.record.get("dataset", "folder")),
         record=splits.record,
+        problems=splits.record.get("problems", []),
+        conflicts=listed(lambda group: len({labels[index] for index in group}) > 1),
         class_sizes={
-            name: _sizes(images)
+            name: _class_sizes(images)
             for name, images in parts.items()
             if images.labels is not None and len(images)
         },
-        bad=bad,
-        ignored=_ignored(splits),
-        duplicates=[[str(places[place][1]) for place in group] for group in groups],
-        across=[
-            [str(places[place][1]) for place in group] for group in groups if both_sides(group)
-        ],
+        largest=dict(counts.most_common(_NAMED)),
+        smallest=dict(sorted(counts.items(), key=lambda item: (item[1], item[0]))[:_NAMED]),
+        image_sizes=_image_sizes(sizes),
+        bad=[(shown[index], why) for index, why in reasons.items()],
+        ignored=_ignored(splits, root),
+        duplicates=listed(lambda group: True),
+        across=listed(lambda group: len({learned[index] for index in group}) > 1),
     )
 
 
-def _unreadable(
+def _label(images: ImageDataset, index: int) -> str | None:
+    return None if images.labels is None else images.class_names[int(images.labels[index])]
+
+
+def _below(root: Path, path: Path) -> str:
+    return os.path.relpath(path, root) if path.is_relative_to(root) else str(path)
+
+
+def _read_all(
     paths: Sequence[Path], workers: int, progress: Progress | None
-) -> list[tuple[str, str]]:
-    def reason(path: Path) -> str:
+) -> tuple[list[tuple[int, int]], dict[int, str]]:
+    """Width and height of the images that can be read; index and reason of the others."""
+
+    def read(path: Path) -> tuple[int, int] | str:
         try:
-            read_picture(path)
-            return ""
-        except BadPicture as refusal:
+            return read_image(path).size
+        except UnreadableImage as refusal:
             return refusal.reason
 
-    bad = []
-    reasons = in_order(reason, paths, workers=workers, ahead=4 * workers)
-    with contextlib.closing(reasons):
-        for done, (path, why) in enumerate(zip(paths, reasons, strict=True), 1):
-            if why:
-                bad.append((str(path), why))
+    sizes: list[tuple[int, int]] = []
+    reasons: dict[int, str] = {}
+    results = prefetch(read, paths, workers=workers, ahead=4 * workers)
+    with contextlib.closing(results):
+        for index, result in enumerate(results):
+            if isinstance(result, str):
+                reasons[index] = result
+            else:
+                sizes.append(result)
             if progress is not None:
-                progress(done, len(paths))
-    return bad
+                progress(index + 1, len(paths))
+    return sizes, reasons
 
 
-def _ignored(splits: Splits) -> list[str]:
-    """Only of users' own folders: the lists of a benchmark are no pictures and not ignored."""
-    if splits.record.get("set") != "folder":
+def _image_sizes(sizes: Sequence[tuple[int, int]]) -> dict[str, float]:
+    if not sizes:
+        return {}
+    width, height = np.array(sizes).T
+    return {
+        "median_width": float(np.median(width)),
+        "median_height": float(np.median(height)),
+        "landscape": int((width > height).sum()),
+        "portrait": int((width < height).sum()),
+        "square": int((width == height).sum()),
+    }
+
+
+def _ignored(splits: Splits, root: Path) -> list[str]:
+    """Only of users' own folders: the lists of a benchmark are no images and not ignored."""
+    if splits.record.get("dataset") != "folder":
         return []
-    return [str(path) for path in ignored_files(Path(splits.record["root"]))]
+    return [_below(root, path) for path in ignored_files(root)]
 
 
-def _sizes(images: ImageSet) -> dict[str, float]:
+def _class_sizes(images: ImageDataset) -> dict[str, float]:
     sizes = images.class_sizes()
     sizes = sizes[sizes > 0]
     return {

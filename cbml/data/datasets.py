@@ -1,30 +1,155 @@
-"""Every set of pictures by its name: each function gives train, validation and test.
+"""Every dataset by its name: calling one gives train, validation and test.
 
 The benchmarks are split by their protocols and checked against the published counts; `folder` and
-`table` take anybody's pictures.
+`table` take anybody's images.
 """
 
-from collections.abc import Callable
+import difflib
+import os
+from pathlib import Path
 
-from cbml.data.catalogue.cars import cars
-from cbml.data.catalogue.cub import cub
-from cbml.data.catalogue.emoji import emoji
-from cbml.data.catalogue.folder import folder
-from cbml.data.catalogue.imagenet import imagenet
-from cbml.data.catalogue.inshop import inshop
-from cbml.data.catalogue.sop import sop
-from cbml.data.catalogue.table import table
-from cbml.data.images import Splits
+from cbml.data.catalog.cars import cars
+from cbml.data.catalog.cub import cub
+from cbml.data.catalog.emoji import emoji
+from cbml.data.catalog.imagenet import imagenet
+from cbml.data.catalog.inshop import inshop
+from cbml.data.catalog.sop import sop
+from cbml.data.discovery import class_folders, locate, open_source
+from cbml.data.folder import Labels, SplitBy, folder
+from cbml.data.image_dataset import Splits
+from cbml.data.spec import DatasetSpec
+from cbml.data.table import TABLE_SUFFIXES, table
+from cbml.errors import BadData
 
-__all__ = ["DATASETS", "cars", "cub", "emoji", "folder", "imagenet", "inshop", "sop", "table"]
+__all__ = [
+    "DATASETS",
+    "cars",
+    "cub",
+    "emoji",
+    "find_dataset",
+    "folder",
+    "imagenet",
+    "inshop",
+    "load",
+    "recognize",
+    "sop",
+    "table",
+]
 
-DATASETS: dict[str, Callable[..., Splits]] = {
-    "cub": cub,
-    "cars": cars,
-    "sop": sop,
-    "inshop": inshop,
-    "imagenet": imagenet,
-    "emoji": emoji,
-    "folder": folder,
-    "table": table,
+DATASETS: dict[str, DatasetSpec] = {
+    spec.name: spec for spec in (cub, cars, sop, inshop, imagenet, emoji)
 }
+
+
+def find_dataset(name: str) -> DatasetSpec:
+    """The benchmark of a name; raises BadData with the nearest known one.
+
+    Args:
+        name: A key of `DATASETS`.
+    """
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise BadData(f"{name}: no such dataset; {hint}known are {', '.join(DATASETS)}")
+    return DATASETS[name]
+
+
+def recognize(source: Path | str) -> str:
+    """The name of the dataset that a path most likely is; "folder" if none is known.
+
+    Args:
+        source: a folder, an archive, a table, or a dataset's name.
+    """
+    if _is_name(source):
+        return str(source)
+    path = Path(source)
+    if path.suffix.lower() in TABLE_SUFFIXES:
+        return "table"
+    root = open_source(path)
+    for name, spec in DATASETS.items():
+        if any(locate(root, marks) is not None for marks in spec.markers):
+            return name
+    shared = _official_classes(root)
+    return next((name for name in shared if shared[name] == DATASETS[name].num_classes), "folder")
+
+
+def load(
+    source: Path | str,
+    name: str | None = None,
+    *,
+    validation: float = 0.2,
+    seed: int = 0,
+    allow_partial: bool = False,
+    labels: Labels = "folders",
+    label_from: str | None = None,
+    split: SplitBy = "stated",
+    path_column: str | None = None,
+    label_column: str | None = None,
+) -> Splits:
+    """The splits of whatever a path holds, or of a dataset known by name.
+
+    Args:
+        source: a folder, an archive, a table, or a dataset's name, such as "emoji" or "cub"; a
+            name is looked for where CBML_DATA says and where `cbml data get` puts it.
+        name: the dataset that it is; recognized when None.
+        validation: share of the training classes to hold out; 0 for none.
+        seed: random seed of the choice of held-out classes.
+        allow_partial: accept a dataset that is not whole; recorded.
+        labels: where the classes of a folder are stated, "folders" or "names" (of the files).
+        label_from: pattern of the file names of a folder, such as "{label}_{n}", or "auto".
+        split: "stated" takes the splits of a folder or table; "classes" keeps classes apart.
+        path_column: name of a table's column of the files.
+        label_column: name of a table's column of the classes.
+    """
+    name = name or recognize(source)
+    if name == "folder":
+        splits = folder(
+            source,
+            validation=validation,
+            seed=seed,
+            labels=labels,
+            label_from=label_from,
+            split=split,
+        )
+        splits.record["notes"] += _hints(source)
+        return splits
+    if name == "table":
+        return table(
+            source,
+            validation=validation,
+            seed=seed,
+            allow_partial=allow_partial,
+            split=split,
+            path_column=path_column,
+            label_column=label_column,
+        )
+    if split == "classes" or labels == "names" or label_from is not None:
+        raise BadData(f"{name}: has a protocol of its own; --as folder reads it as any folder")
+    root = None if _is_name(source) else source
+    return find_dataset(name)(root, validation=validation, seed=seed, allow_partial=allow_partial)
+
+
+def _official_classes(root: Path) -> dict[str, int]:
+    """Benchmark -> how many of its classes the folders are named after."""
+    names = list(class_folders(root))
+    counts = {
+        name: len({spec.class_of(folder) for folder in names} - {None})
+        for name, spec in DATASETS.items()
+        if spec.class_of is not None
+    }
+    return {name: count for name, count in counts.items() if 2 * count >= len(names)}
+
+
+def _hints(source: Path | str) -> list[str]:
+    """A sentence where the folders are named as the classes of a benchmark, but not all of them."""
+    return [
+        f"{count} of {DATASETS[name].num_classes:,} classes of {DATASETS[name].title} are here; "
+        f"--as {name} splits them by its protocol"
+        for name, count in _official_classes(open_source(source)).items()
+        if count
+    ]
+
+
+def _is_name(source: Path | str) -> bool:
+    """Whether it is a dataset's name; a folder that is called so comes first."""
+    return str(source) in DATASETS and not os.path.exists(source)

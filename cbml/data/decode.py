@@ -1,23 +1,45 @@
-"""A file that claims to be a picture -> RGB pixels as people see them, or a named refusal.
+"""A file that claims to be an image -> RGB pixels as people see them, or a named refusal.
 
-What is refused is refused before it costs memory: only formats of the list are tried, and the
-size that the header announces is compared with a limit of ours before a pixel is decoded.
+What is refused is refused before it costs memory or time: only regular files are opened, only
+formats of the list are tried, and the size that the header announces is compared with a limit of
+ours before a pixel is decoded.
 """
 
+import functools
 import io
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from cbml.errors import BadData
 
-__all__ = ["FORMATS", "PIXEL_LIMIT", "SUFFIXES", "BadPicture", "read_picture"]
+__all__ = [
+    "BYTE_LIMIT",
+    "FORMATS",
+    "PIXEL_LIMIT",
+    "SUFFIXES",
+    "UnreadableImage",
+    "open_regular",
+    "prefetch",
+    "read_bytes",
+    "read_image",
+]
 
-# Pillow knows about forty formats; these six are what collections of pictures consist of.
+# Pillow knows about forty formats; these six are what collections of images consist of. HEIC, the
+# format of many phones, comes with an extra.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_HEIF_SUFFIXES = {".heic", ".heif"}
+_HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"}
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+    | _HEIF_SUFFIXES
 )
 PIXEL_LIMIT = 64_000_000  # 192 MB as RGB; the largest common camera sensors have 50-61 million
 BYTE_LIMIT = 512 * 1024 * 1024
@@ -32,10 +54,20 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _ORIENTATION = 0x0112
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-class BadPicture(BadData):
-    """One picture that cannot be read; `path` names it and `reason` says why."""
+class UnreadableImage(BadData):
+    """One image that cannot be read; `path` names it and `reason` says why."""
 
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -43,66 +75,142 @@ class BadPicture(BadData):
         self.reason = reason
 
 
-def read_picture(source: Path | bytes, *, pixel_limit: int = PIXEL_LIMIT) -> Image.Image:
-    """The first frame of a picture in mode RGB, upright, transparent parts on white.
+def open_regular(path: Path) -> io.BufferedReader:
+    """The file, opened for reading; raises OSError for anything but a regular file.
 
-    Raises BadPicture, and nothing else, for whatever cannot be shown.
+    Opening a named pipe would wait for a writer for ever, and opening a device may do anything.
+
+    Args:
+        path: a file, or a symbolic link to one.
+    """
+    _check_kind(path, os.stat(path).st_mode)  # before opening: a device may react to that
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        _check_kind(path, os.fstat(descriptor).st_mode)  # what was opened may be another by now
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of an image file; raises UnreadableImage where it is not a file of sensible size.
+
+    Args:
+        path: the file.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(BYTE_LIMIT + 1)
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UnreadableImage(path, f"cannot be opened ({reason})") from None
+    if len(content) > BYTE_LIMIT:
+        raise UnreadableImage(path, f"larger than {BYTE_LIMIT >> 20} MB")
+    return content
+
+
+def read_image(source: Path | bytes, *, pixel_limit: int = PIXEL_LIMIT) -> Image.Image:
+    """The first frame of an image in mode RGB, upright, transparent parts on white.
+
+    Raises UnreadableImage, and nothing else, for whatever cannot be shown.
 
     Args:
         source: a file, or the bytes of one.
-        pixel_limit: width times height above which a picture is refused before decoding.
+        pixel_limit: width times height above which an image is refused before decoding.
     """
-    name = source if isinstance(source, Path) else "picture"
+    name = source if isinstance(source, Path) else "image"
     try:
-        content = _content(source)
+        content = read_bytes(source) if isinstance(source, Path) else source
         if not content:
-            raise BadPicture(name, "empty file")
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            raise UnreadableImage(name, "empty file")
+        with Image.open(io.BytesIO(content), formats=_formats(content)) as image:
             width, height = image.size
             if width * height > pixel_limit:
-                raise BadPicture(name, f"{width} x {height} is above {pixel_limit} pixels")
+                raise UnreadableImage(name, f"{width} x {height} is above {pixel_limit} pixels")
             image.load()
-            turn = _turn(image)  # after loading: the reader of TIFF turns the picture itself
-            upright = _in_colour(image)
+            turn = _turn(image)  # after loading: the reader of TIFF turns the image itself
+            upright = _in_color(image)
         return upright if turn is None else upright.transpose(turn)
-    except BadPicture as refusal:
-        raise BadPicture(name, refusal.reason) from None
+    except UnreadableImage as refusal:
+        raise UnreadableImage(name, refusal.reason) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise BadPicture(name, f"above {pixel_limit} pixels") from None
+        raise UnreadableImage(name, f"above {pixel_limit} pixels") from None
     except UnidentifiedImageError:
         known = ", ".join(FORMATS)
-        raise BadPicture(name, f"not a picture of a known format ({known})") from None
+        raise UnreadableImage(name, f"not an image of a known format ({known})") from None
     except MemoryError:
-        raise BadPicture(name, "needs more memory than there is") from None
+        raise UnreadableImage(name, "needs more memory than there is") from None
     except Exception as error:  # decoders fed with damaged bytes raise nearly anything
-        raise BadPicture(name, f"damaged ({' '.join(str(error).split())[:120]})") from None
+        raise UnreadableImage(name, f"damaged ({' '.join(str(error).split())[:120]})") from None
 
 
-def _content(source: Path | bytes) -> bytes:
-    if isinstance(source, bytes):
-        return source
+def prefetch(
+    work: Callable[[Item], Result], items: Iterable[Item], *, workers: int, ahead: int
+) -> Generator[Result, None, None]:
+    """The result of each item, in the order of the items, with a few computed ahead by threads.
+
+    Leaving early, also by an interruption, waits only for the items that threads are working on.
+
+    Args:
+        work: what to do with an item; must be safe to run in several threads.
+        items: any number of them; taken as the work proceeds.
+        workers: threads; 0 computes each result when it is asked for.
+        ahead: how many results may be waiting or in work at once.
+    """
+    if not workers:
+        yield from map(work, items)
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="cbml-prefetch")
+    waiting: deque[Future[Result]] = deque()
     try:
-        with source.open("rb") as file:
-            content = file.read(BYTE_LIMIT + 1)
-    except OSError as error:
-        raise BadPicture(source, f"cannot be opened ({error.strerror})") from None
-    if len(content) > BYTE_LIMIT:
-        raise BadPicture(source, f"larger than {BYTE_LIMIT >> 20} MB")
-    return content
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _check_kind(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "a special file")
+        raise OSError(None, f"{kind}, not a regular file", str(path))
+
+
+def _formats(content: bytes) -> tuple[str, ...]:
+    if content[4:8] != b"ftyp" or content[8:12] not in _HEIF_BRANDS:
+        return FORMATS
+    if not _register_heif():
+        raise UnreadableImage("", "HEIC needs an extra: run  pip install 'cbml[heic]'")
+    return ("HEIF",)
+
+
+@functools.cache
+def _register_heif() -> bool:
+    """Whether Pillow can read HEIC from now on."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return False
+    pillow_heif.register_heif_opener()
+    return True
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
     try:
         return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # a damaged note beside sound pixels: the picture is shown as stored
+    except Exception:  # a damaged note beside sound pixels: the image is shown as stored
         return None
 
 
-def _in_colour(image: Image.Image) -> Image.Image:
+def _in_color(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
-        return _from_wide_grey(image)
+        return _from_wide_gray(image)
     if image.mode == "F":
-        raise BadPicture("", "floating-point pixels have no agreed white; save it with 8 bits")
+        raise UnreadableImage("", "floating-point pixels have no agreed white; save it with 8 bits")
     transparent = image.mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in image.info
     if not transparent:
         return image if image.mode == "RGB" else image.convert("RGB")
@@ -111,10 +219,10 @@ def _in_colour(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, layered).convert("RGB")
 
 
-def _from_wide_grey(image: Image.Image) -> Image.Image:
+def _from_wide_gray(image: Image.Image) -> Image.Image:
     """16 bits to 8 by division; `convert` would clip, which turns a ramp almost white."""
     values = np.asarray(image).astype(np.int64)
     if values.size and (values.min() < 0 or values.max() > 0xFFFF):
-        raise BadPicture("", "32-bit grey has no agreed white; save it with 8 or 16 bits")
-    grey = ((values + 128) // 257).astype(np.uint8)
-    return Image.fromarray(grey).convert("RGB")
+        raise UnreadableImage("", "32-bit gray has no agreed white; save it with 8 or 16 bits")
+    gray = ((values + 128) // 257).astype(np.uint8)
+    return Image.fromarray(gray).convert("RGB")

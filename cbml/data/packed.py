@@ -1,19 +1,21 @@
-"""Pictures decoded and resized once, kept as plain pixels in one memory-mapped file.
+"""Images decoded and resized once, kept as plain pixels in one memory-mapped file.
 
-A packed folder holds `pixels.u8`, the pictures one after another as height x width x 3 bytes, and a
+A packed folder holds `pixels.u8`, the images one after another as height x width x 3 bytes, and a
 saved table of their sizes, places and check sums under a manifest, which is the commit point.
-While it is being made, a journal has one line for each finished picture; after a kill at any moment
+While it is being made, a journal has one line for each finished image; after a kill at any moment
 the lines whose pixels are sound are kept and the work goes on behind them. A lock lets one process
-work while the others wait for the result. Check sums are compared when a picture is first used, so
-that opening takes no longer for a million pictures than for a hundred.
+work while the others wait for the result. Check sums are compared when an image is first used, so
+that opening takes no longer for a million images than for a hundred.
 """
 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,28 +24,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cbml.data.ahead import in_order
-from cbml.data.cache import locked
-from cbml.data.decode import BadPicture, read_picture
+from cbml.data.cache import cache_folder
+from cbml.data.decode import UnreadableImage, prefetch, read_bytes, read_image
+from cbml.data.image_dataset import ImageDataset
+from cbml.data.image_files import combined_digest
 from cbml.data.transforms import resized_short_side
+from cbml.data.transforms import short_side as side_for
 from cbml.errors import BadData, DamagedFile
-from cbml.files import load_folder, save_folder
+from cbml.files import load_folder, locked, save_folder
 
-__all__ = ["PackedImages", "pack"]
+__all__ = ["PackedDataset", "PackedImages", "pack"]
 
-KIND = "cbml packed pictures 1"
+KIND = "cbml packed images 2"
 PIXELS = "pixels.u8"
 JOURNAL = "journal.jsonl"
 
 Progress = Callable[[int, int], None]
-Entry = tuple[int, int, int, str]  # height, width, check sum of the pixels, why it is bad
+# height, width, check sum of the pixels, why it is bad, SHA-256 of the file it came from
+Entry = tuple[int, int, int, str, str]
 
 
 class PackedImages:
-    """Pixels of a set of pictures from a folder written by `pack`.
+    """Pixels of images from a folder written by `pack`.
 
     Args:
-        folder: the folder of this very set, as `pack` made it.
+        folder: the folder that `pack` made.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,6 +57,7 @@ class PackedImages:
         table: NDArray[np.int64] = np.load(parts["table.npy"])  # (N, 4): place, H, W, check sum
         self.short_side = int(about["short_side"])
         self.reasons = {int(index): str(reason) for index, reason in about["bad"].items()}
+        self._digest = str(about["digest"])
         self._table = table
         self._checked = np.zeros(len(table), dtype=np.bool_)
         path = folder / PIXELS
@@ -67,12 +73,20 @@ class PackedImages:
     def __len__(self) -> int:
         return len(self._table)
 
+    def digest(self) -> str:
+        """A digest of the contents of the image files, in their order, made when they were packed.
+
+        It says the same as `FileImages.digest` without reading them again: files whose path, size
+        or time of change differs are packed anew.
+        """
+        return self._digest
+
     def sized(self, index: int, length: int) -> Tensor:
-        """(3, H, W) uint8 pixels of a picture; raises BadPicture where it could not be read.
+        """(3, H, W) uint8 pixels of an image; raises UnreadableImage where it could not be read.
 
         Args:
-            index: the number of the picture.
-            length: of the short side; not above the length that was packed.
+            index: index of the image.
+            length: length of the short side; not above the length that was packed.
         """
         if length > self.short_side:
             raise BadData(
@@ -81,16 +95,54 @@ class PackedImages:
             )
         place, height, width, expected = self._table[index].tolist()
         if not height:
-            raise BadPicture(f"picture {index} of {self.folder}", self.reasons[index])
+            raise UnreadableImage(f"image {index} of {self.folder}", self.reasons[index])
         stored = self._pixels[place : place + height * width * 3]
         if not self._checked[index]:
             if zlib.crc32(stored.numpy().data) != expected:
                 raise DamagedFile(
-                    f"{self.folder / PIXELS}: picture {index} is damaged; delete {self.folder} "
+                    f"{self.folder / PIXELS}: image {index} is damaged; delete {self.folder} "
                     "and it will be made again"
                 )
             self._checked[index] = True
         return resized_short_side(stored.view(height, width, 3).permute(2, 0, 1), length)
+
+
+@dataclass(frozen=True)
+class PackedDataset:
+    """A dataset whose images are decoded already, without those that cannot be read.
+
+    Args:
+        images: the readable images.
+        packed: the pixels of all images.
+        indices: the readable images within `packed`. (N,)
+        bad: path and reason of each image that cannot be read.
+    """
+
+    images: ImageDataset
+    packed: PackedImages
+    indices: tuple[int, ...]
+    bad: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, images: ImageDataset, crop: int) -> "PackedDataset":
+        """Pack a dataset in the cache folder, or find it there.
+
+        Args:
+            images: the images.
+            crop: side of the square that the network sees.
+        """
+        packed = pack(images.paths, cache_folder() / "packed", short_side=side_for(crop))
+        indices = tuple(index for index in range(len(images)) if index not in packed.reasons)
+        bad = tuple(
+            (str(images.paths[index]), why) for index, why in sorted(packed.reasons.items())
+        )
+        kept = images if len(indices) == len(images) else images.subset(indices)
+        return cls(kept, packed, indices, bad)
+
+    @property
+    def digest(self) -> str:
+        """A digest of the contents of all image files, in their order."""
+        return self.packed.digest()
 
 
 def pack(
@@ -101,21 +153,20 @@ def pack(
     workers: int = 2,
     progress: Progress | None = None,
 ) -> PackedImages:
-    """Decode and resize each picture once; what an earlier or killed call did is not done again.
+    """Decode and resize each image once; what an earlier or killed call did is not done again.
 
-    Pictures whose short side is shorter are stored as they are and enlarged when read. A set that
-    differs in any path, size or time of change gets a folder of its own below `cache`.
+    Images whose short side is shorter are stored as they are and enlarged when read. Images that
+    differ in any path, size or time of change get a folder of their own below `cache`.
 
     Args:
         paths: the files.
-        cache: the folder to keep packed sets in.
+        cache: the folder to keep packed images in.
         short_side: the length to which the short side is resized; 256 serves the paper's 227 crop.
-        workers: how many pictures are decoded at once; 0 uses no threads.
-        progress: called with pictures done and pictures in all.
+        workers: how many images are decoded at once; 0 uses no threads.
+        progress: called with images done and images in all.
     """
     folder = cache / _fingerprint(paths, short_side)
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock"):
+    with locked(folder, wait=math.inf):
         if not (folder / "manifest.json").exists():
             _build(paths, folder, short_side, workers, progress)
     return PackedImages(folder)
@@ -141,7 +192,7 @@ def _build(
     progress: Progress | None,
 ) -> None:
     entries = _finished(folder, len(paths))
-    decoded = in_order(
+    decoded = prefetch(
         lambda path: _one(path, short_side),
         paths[len(entries) :],
         workers=workers,
@@ -171,21 +222,25 @@ def _publish(folder: Path, entries: list[Entry], short_side: int) -> None:
     about = {
         "short_side": short_side,
         "bytes": int(lengths.sum()),
+        "digest": combined_digest(entry[4] for entry in entries),
         "bad": {str(index): entry[3] for index, entry in enumerate(entries) if entry[3]},
     }
     parts = {"table.npy": lambda path: np.save(path, table)}
-    save_folder(folder, KIND, parts, about, alone=True)
+    save_folder(folder, KIND, parts, about)
     (folder / JOURNAL).unlink()
 
 
 def _one(path: Path, short_side: int) -> tuple[bytes, Entry]:
+    digest = "unreadable"
     try:
-        pixels = torch.from_numpy(np.array(read_picture(path))).permute(2, 0, 1)
-    except BadPicture as refusal:
-        return b"", (0, 0, 0, refusal.reason)
+        file = read_bytes(path)
+        digest = hashlib.sha256(file).hexdigest()
+        pixels = torch.from_numpy(np.array(read_image(file))).permute(2, 0, 1)
+    except UnreadableImage as refusal:
+        return b"", (0, 0, 0, refusal.reason, digest)
     resized = resized_short_side(pixels, min(short_side, *pixels.shape[1:]))
     content = resized.permute(1, 2, 0).contiguous().numpy().tobytes()
-    return content, (*resized.shape[1:], zlib.crc32(content), "")
+    return content, (*resized.shape[1:], zlib.crc32(content), "", digest)
 
 
 def _finished(folder: Path, count: int) -> list[Entry]:
@@ -212,13 +267,13 @@ def _entry(line: bytes) -> Entry | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        height, width, checksum, reason = json.loads(line)
-        return int(height), int(width), int(checksum), str(reason)
+        height, width, checksum, reason, digest = json.loads(line)
+        return int(height), int(width), int(checksum), str(reason), str(digest)
     except (ValueError, TypeError):
         return None
 
 
 def _sound(pixels: BinaryIO, entry: Entry) -> bool:
-    height, width, expected, reason = entry
+    height, width, expected, reason, _ = entry
     content = pixels.read(height * width * 3)
     return bool(reason) or zlib.crc32(content) == expected

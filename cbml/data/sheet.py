@@ -1,4 +1,4 @@
-"""A contact sheet: one look at what a set holds and how it was split."""
+"""A contact sheet: what a dataset holds and how it was split, at a glance."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from cbml.data.decode import BadPicture, read_picture
-from cbml.data.images import ImageSet, Splits
+from cbml.data.decode import UnreadableImage, read_image
+from cbml.data.image_dataset import ImageDataset, Splits
 from cbml.files import replaced_file
 
 __all__ = ["contact_sheet"]
@@ -22,10 +22,10 @@ _INK, _FAINT, _PAPER, _FRAME = (32, 33, 36), (110, 113, 118), (255, 255, 255), (
 
 
 def contact_sheet(splits: Splits, path: Path) -> None:
-    """Write a PNG with some pictures of some classes of each split, evenly chosen.
+    """Write a PNG with some images of some classes of each split, evenly chosen.
 
     Args:
-        splits: what a function of the catalogue gave.
+        splits: what a function of the catalog gave.
         path: the file to create or replace.
     """
     bands = [_band(name, images) for name, images in splits.parts().items() if len(images)]
@@ -39,13 +39,13 @@ def contact_sheet(splits: Splits, path: Path) -> None:
         sheet.save(temporary, format="PNG", optimize=True)
 
 
-def _band(name: str, images: ImageSet) -> Image.Image:
+def _band(name: str, images: ImageDataset) -> Image.Image:
     """The rows of one split below its title."""
     rows = _chosen(images)
     width = 2 * _GAP + _LABELS + _COLUMNS * (_SIDE + _GAP)
     band = Image.new("RGB", (width, _TITLE + len(rows) * (_SIDE + _GAP)), _PAPER)
     draw = ImageDraw.Draw(band)
-    title = f"{len(images):,} pictures"
+    title = f"{len(images):,} images"
     if images.labels is not None:
         classes = len(np.unique(images.labels))
         title += f", {classes:,} classes" + (f", {len(rows)} shown" if classes > len(rows) else "")
@@ -63,8 +63,8 @@ def _band(name: str, images: ImageSet) -> Image.Image:
     return band
 
 
-def _chosen(images: ImageSet) -> list[tuple[str, list[Path]]]:
-    """Class name and pictures of each row; without labels simply the first pictures."""
+def _chosen(images: ImageDataset) -> list[tuple[str, list[Path]]]:
+    """Class name and images of each row; without labels simply the first images."""
     if images.labels is None:
         places = np.unique(np.linspace(0, len(images) - 1, _ROWS * _COLUMNS).astype(int))
         paths = [images.paths[place] for place in places.tolist()]
@@ -97,16 +97,16 @@ def _write_label(draw: ImageDraw.ImageDraw, label: str, top: int) -> None:
 def _thumbnail(path: Path) -> Image.Image:
     tile = Image.new("RGB", (_SIDE, _SIDE), _PAPER)
     try:
-        picture = read_picture(path)
-    except BadPicture:
+        image = read_image(path)
+    except UnreadableImage:
         ImageDraw.Draw(tile).text(
             (10, 38), "unreadable", fill=(176, 0, 32), font=ImageFont.load_default(size=13)
         )
         return tile
-    # The centre of very long pictures: a line of one pixel shows nobody anything.
-    short = min(picture.size)
-    box = [(length - min(length, 2 * short)) // 2 for length in picture.size]
-    part = picture.crop((box[0], box[1], picture.width - box[0], picture.height - box[1]))
+    # The center of very long images: a line of one pixel shows nobody anything.
+    short = min(image.size)
+    box = [(length - min(length, 2 * short)) // 2 for length in image.size]
+    part = image.crop((box[0], box[1], image.width - box[0], image.height - box[1]))
     part = ImageOps.contain(part, (_SIDE, _SIDE), Image.Resampling.LANCZOS)
     tile.paste(part, ((_SIDE - part.width) // 2, (_SIDE - part.height) // 2))
     return tile

@@ -1,123 +1,182 @@
-"""Which classes train, which choose the model, which report; all by class, seeded and recorded."""
+"""Which images train, which choose the model, which report; seeded and recorded.
 
-from dataclasses import dataclass
+Classes are kept apart wherever we choose, because a model that is to find new things must be judged
+on classes it has not seen. Splits that a folder or table states are taken as they are; where they
+share classes, the record says so.
+"""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbml.data.images import ImageSet, Splits
+from cbml.data.discovery import Found, same_bytes
+from cbml.data.image_dataset import ROLES, ImageDataset, Splits
 from cbml.errors import BadData
 
-__all__ = ["Fold", "described", "halves", "hold_out", "paired", "split_notes", "with_validation"]
+__all__ = [
+    "SPLIT_NAMES",
+    "class_splits",
+    "count_images",
+    "hold_out",
+    "hold_out_classes",
+    "hold_out_images",
+    "pair_roles",
+    "split_notes",
+    "stated_splits",
+    "unlabeled_splits",
+]
 
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+    "query": "query",
+    "gallery": "gallery",
+}
 _FEWEST_FOR_TWO = 6
 _FEWEST_TO_TEST = 4
-
-
-@dataclass(frozen=True)
-class Fold:
-    """One part of the training classes, cut into `of` parts, to choose the model by.
-
-    Args:
-        number: which part, from 0.
-        of: how many parts the training classes are cut into.
-    """
-
-    number: int
-    of: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.number < self.of or self.of < 2:
-            raise BadData(f"Fold({self.number}, of={self.of}): number must be in 0..of-1, of >= 2")
+_FEWEST_OF_A_CLASS = 4  # two images to learn from and two to find each other
+_SHOWN = 5
 
 
 def hold_out(
-    sizes: NDArray[np.int64], *, validation: float | Fold, seed: int
+    sizes: NDArray[np.int64], *, share: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Class numbers to train on and class numbers to hold out, each sorted.
+    """Labels to train on and labels to hold out, each sorted.
 
-    The classes are shuffled with the seed; a share takes the first of them, a fold every `of`-th.
-    Classes of one picture are passed over, as nothing can be found for it. A share takes two
-    classes at least, since in one alone every answer is right; where that would leave fewer than
-    four to train on, or where two cannot be had, it takes none.
-
-    Args:
-        sizes: pictures of each training class. (C,)
-        validation: the share of the classes to hold out, 0 for none; or one fold.
-        seed: of the shuffle.
+    The classes are shuffled with the seed and the first of them are taken. Classes of one image are
+    passed over, as nothing can be found for it. At least two classes are held out, since within one
+    alone every result is relevant; where that would leave fewer than four to train on, or where two
+    cannot be had, none are.
     """
     classes = len(sizes)
     shuffled = np.random.default_rng(seed).permutation(classes)
     usable = shuffled[np.asarray(sizes)[shuffled] > 1]
-    if isinstance(validation, Fold):
-        held = usable[validation.number :: validation.of]
-    elif 0 <= validation < 1:
-        count = round(validation * classes)
-        if validation and count < 2:
-            count = 2 if classes >= _FEWEST_FOR_TWO else 0
-        held = usable[:count] if len(usable) > 1 else usable[:0]
-    else:
-        raise BadData(f"validation={validation}: a share of classes in [0, 1), or a Fold")
+    if not 0 <= share < 1:
+        raise BadData(f"validation={share}: a share of classes in [0, 1)")
+    count = round(share * classes)
+    if share and count < 2:
+        count = 2 if classes >= _FEWEST_FOR_TWO else 0
+    held = usable[:count] if len(usable) > 1 else usable[:0]
     if classes < 4 and len(held) > classes - 2:
         held = held[:0]
     elif len(held) > classes - 2:
         raise BadData(
-            f"validation={validation}: of {classes} training classes fewer than two would be left "
-            "to train; ask for a smaller share or more folds"
+            f"validation={share}: of {classes} training classes fewer than two would be left to "
+            "train; hold out a smaller share"
         )
     return np.setdiff1d(np.arange(classes), held), np.sort(held)
 
 
-def with_validation(
-    train: ImageSet, *, validation: float | Fold, seed: int
-) -> tuple[ImageSet, ImageSet]:
-    """The training set without its held-out classes, and the held-out classes.
-
-    Args:
-        train: all pictures of the training classes.
-        validation: as for `hold_out`.
-        seed: as for `hold_out`.
-    """
+def hold_out_classes(
+    train: ImageDataset, *, share: float, seed: int
+) -> tuple[ImageDataset, ImageDataset]:
+    """The training images without the held-out classes, and the images of those classes."""
     if train.labels is None:
-        return train, ImageSet(())
-    kept, held = hold_out(train.class_sizes(), validation=validation, seed=seed)
+        return train, ImageDataset(())
+    kept, held = hold_out(train.class_sizes(), share=share, seed=seed)
     return train.of_classes(kept), train.of_classes(held)
 
 
-def halves(
-    images: ImageSet, *, test: float, validation: float | Fold, seed: int
-) -> tuple[ImageSet, ImageSet, ImageSet | None]:
-    """Train, validation and test of a set without a protocol, no class in two of them.
+def hold_out_images(
+    train: ImageDataset, *, share: float, seed: int
+) -> tuple[ImageDataset, ImageDataset]:
+    """The training images without the held-out ones, and a share of the images of each class.
+
+    Where the test is on known classes, so is the choice of the model. A class gives at least two
+    images, which can find each other, and keeps at least two.
+    """
+    if not 0 <= share < 1:
+        raise BadData(f"validation={share}: a share of the images in [0, 1)")
+    labels, sizes = train.known_labels, train.class_sizes()
+    counts = np.clip(np.rint(share * sizes), 2, np.maximum(sizes - 2, 2))  # (C,)
+    counts = np.where((sizes >= _FEWEST_OF_A_CLASS) & (share > 0), counts, 0)
+    shuffled = np.random.default_rng(seed).permutation(len(train))
+    grouped = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    rank = np.arange(len(train)) - (np.cumsum(sizes) - sizes)[labels[grouped]]  # within its class
+    chosen = rank < counts[labels[grouped]]
+    return train.subset(np.sort(grouped[~chosen])), train.subset(np.sort(grouped[chosen]))
+
+
+def class_splits(name: str, found: Found, *, test: float, validation: float, seed: int) -> Splits:
+    """Splits by class of all images that were found, no class in two of them.
 
     Where there are fewer than four classes none are kept for the test.
-
-    Args:
-        images: all pictures, labelled.
-        test: the share of the classes to test on; 0 for none.
-        validation: the share of the remaining classes to hold out, or a fold.
-        seed: of the shuffle of the classes.
     """
     if not 0 <= test < 1:
         raise BadData(f"test={test}: a share of classes in [0, 1)")
-    classes = len(images.class_names)
-    if test == 0 or classes < _FEWEST_TO_TEST:
-        return *with_validation(images, validation=validation, seed=seed), None
-    shuffled = np.random.default_rng(seed).permutation(classes)
-    count = min(max(round(test * classes), 1), classes - 1)
-    rest = images.of_classes(shuffled[count:])
-    train, held = with_validation(rest, validation=validation, seed=seed)
-    return train, held, images.of_classes(shuffled[:count])
+    images = found.images(tuple(set(found.splits)))
+    classes, tested = len(images.class_names), None
+    if test and classes >= _FEWEST_TO_TEST:
+        shuffled = np.random.default_rng(seed).permutation(classes)
+        count = min(max(round(test * classes), 1), classes - 1)
+        tested = images.of_classes(shuffled[:count])
+        images = images.of_classes(shuffled[count:])
+    train, held = hold_out_classes(images, share=validation, seed=seed)
+    record = _record(name, found.root, found.layout)
+    record |= {"test": test, "validation": validation, "seed": seed}
+    splits = Splits(train, held, tested, record=record)
+    record["notes"] = split_notes(splits, test=test, validation=validation)
+    return _reported(splits)
 
 
-def split_notes(splits: Splits, *, test: float, validation: float | Fold) -> list[str]:
-    """A sentence for each part that was asked for and could not be had, for run records.
+def stated_splits(name: str, found: Found, *, validation: float, seed: int) -> Splits:
+    """The splits that a folder or table states; validation is held out where it states none."""
+    stated = set(found.splits)
+    if "train" not in stated:
+        raise BadData(f"{found.root}: states {sorted(stated)} but no train; add it")
+    if len(stated & set(ROLES)) == 1:
+        raise BadData(f"{found.root}: query and gallery need each other; only one is stated")
+    train = found.images(("train",))
+    test = found.images(("test",)) if "test" in stated else None
+    query, gallery = pair_roles(found.images(ROLES)) if stated & set(ROLES) else (None, None)
+    searched = {name for images in (test, query) if images for name in images.class_names}
+    shared = len(searched & set(train.class_names))
+    record = _record(name, found.root, found.layout)
+    if "validation" in stated:
+        held = found.images(("validation",))
+        record["validation"] = "stated"
+    else:
+        choose = hold_out_images if 2 * shared > len(searched) else hold_out_classes
+        train, held = choose(train, share=validation, seed=seed)
+        record |= {"validation": validation, "seed": seed}
+    splits = Splits(train, held, test, query, gallery, record)
+    record["notes"] = split_notes(splits, test=0, validation=validation)
+    if shared:
+        record |= {"shared_classes": shared, "scores_for": "new images of known classes"}
+        record["notes"].append(
+            f"{shared:,} of {len(searched):,} test classes are also in train: scores are for new "
+            "images of known classes; --split classes keeps the classes apart instead"
+        )
+    return _reported(splits)
+
+
+def unlabeled_splits(name: str, source: Path, layout: str, paths: Sequence[Path]) -> Splits:
+    """Images of which nothing is known: all of them to train.
 
     Args:
-        splits: what was made.
-        test: the share of the classes that was asked for; 0 for none.
-        validation: the share or the fold.
+        name: "folder" or "table".
+        source: the folder or table.
+        layout: how it was recognized.
+        paths: the files.
     """
+    record = _record(name, source, layout)
+    splits = Splits(ImageDataset(tuple(paths)), ImageDataset(()), record=record)
+    record["counts"] = count_images(splits)
+    return splits
+
+
+def split_notes(splits: Splits, *, test: float, validation: float) -> list[str]:
+    """A sentence for each part that was wanted and could not be had, for run records."""
     notes = []
     classes = len(splits.train.class_names)
     if test and splits.test is None:
@@ -125,40 +184,70 @@ def split_notes(splits: Splits, *, test: float, validation: float | Fold) -> lis
     if validation and not len(splits.validation):
         pairs = int((splits.train.class_sizes() > 1).sum())
         notes.append(
-            f"{classes} training classes, {pairs} with two pictures or more, are too few to hold "
+            f"{classes} training classes, {pairs} with two images or more, are too few to hold "
             "some out for validation: the last model is kept"
         )
     return notes
 
 
-def paired(images: ImageSet) -> tuple[ImageSet, ImageSet]:
-    """The queries and the gallery of a set with roles; their labels mean the same classes.
-
-    Args:
-        images: a set whose `roles` are known.
-    """
+def pair_roles(images: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
+    """The queries and the gallery of a dataset with roles; their labels mean the same classes."""
     roles = np.array(images.roles)
 
-    def part(role: str) -> ImageSet:
-        places = np.flatnonzero(roles == role).tolist()
-        paths = tuple(images.paths[place] for place in places)
-        return ImageSet(
-            paths, images.known_labels[places], images.class_names, (role,) * len(paths)
+    def part(role: str) -> ImageDataset:
+        indices = np.flatnonzero(roles == role).tolist()
+        paths = tuple(images.paths[index] for index in indices)
+        return ImageDataset(
+            paths, images.known_labels[indices], images.class_names, (role,) * len(paths)
         )
 
     return part("query"), part("gallery")
 
 
-def described(splits: Splits) -> dict[str, Any]:
-    """Pictures and classes of every split, as stored in run records.
-
-    Args:
-        splits: what a function of the catalogue gave.
-    """
+def count_images(splits: Splits) -> dict[str, Any]:
+    """Images and classes of every split, as stored in run records."""
     return {
         name: {
-            "pictures": len(images),
+            "images": len(images),
             "classes": 0 if images.labels is None else len(set(images.labels.tolist())),
         }
         for name, images in splits.parts().items()
     }
+
+
+def _record(name: str, source: Path, layout: str) -> dict[str, Any]:
+    return {
+        "dataset": name,
+        "root": str(source),
+        "layout": layout,
+        "allow_partial": False,
+        "shared_classes": 0,
+        "scores_for": "unseen classes",
+        "notes": [],
+    }
+
+
+def _reported(splits: Splits) -> Splits:
+    """The splits, with counts and the files that are on both sides in their record."""
+    splits.record["counts"] = count_images(splits)
+    learned = splits.train.paths + splits.validation.paths
+    searched = tuple(
+        path
+        for images in (splits.test, splits.query, splits.gallery)
+        if images is not None
+        for path in images.paths
+    )
+    both = learned + searched
+    across = [
+        [str(both[index]) for index in group]
+        for group in same_bytes(both)
+        if group[0] < len(learned) <= group[-1]
+    ]
+    splits.record["duplicates_across"] = {"groups": len(across), "examples": across[:_SHOWN]}
+    if across:
+        warnings.warn(
+            f"{splits.record['root']}: {len(across)} files are both in train and in test, such as "
+            f"{across[0][0]} and {across[0][-1]}; scores will flatter",
+            stacklevel=4,
+        )
+    return splits

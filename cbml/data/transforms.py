@@ -1,8 +1,8 @@
-"""Pictures -> equal-sized pixels -> numbers for a network: the paper's crops and normalisations.
+"""Images -> equal-sized pixels -> numbers for a network: the paper's crops and normalizations.
 
 Parts, sizes and pixels are those of torchvision.transforms.v2 on uint8 tensors, to the bit.
 Randomness arrives as a generator. One batch takes one block of uniform numbers, a row for each
-place of the batch, so that a picture's crop depends on its place alone: every rank can draw the
+place of the batch, so that an image's crop depends on its place alone: every rank can draw the
 whole block and use its own rows, and a resumed run draws what the unbroken one drew.
 """
 
@@ -18,9 +18,7 @@ from torch.nn.functional import interpolate
 from cbml.errors import BadData
 
 __all__ = [
-    "NORMALISATIONS",
-    "Normalisation",
-    "TestTransform",
+    "Normalization",
     "TrainTransform",
     "resized_short_side",
     "short_side",
@@ -30,8 +28,8 @@ __all__ = [
 _PAPER_SHORT_SIDE = 256
 _PAPER_CROP = 227
 
-# With the paper's scale and ratio no random part fits a picture longer than 8.3 times its short
-# side, so the centre is taken: a part nine times as long as short holds all that is ever seen.
+# With the paper's scale and ratio no random part fits an image longer than 8.3 times its short
+# side, so the center is taken: a part nine times as long as short holds all that is ever seen.
 _LONGEST = 9
 
 
@@ -48,10 +46,10 @@ def short_side(crop: int) -> int:
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """A random part of the picture, resized to a square, and mirrored half of the time.
+    """A random part of the image, resized to a square, and mirrored half of the time.
 
     The short side is first resized to `short_side(crop)`. Then, as torchvision's
-    RandomResizedCrop does it, ten parts are tried whose area is uniform in `scale` of the picture
+    RandomResizedCrop does it, ten parts are tried whose area is uniform in `scale` of the image
     and whose ratio of width to height is log-uniform in `ratio`; the first that fits is taken, and
     the largest central part of an allowed ratio if none does.
 
@@ -59,7 +57,7 @@ class TrainTransform:
         crop: the side of the square; 227 in the paper.
         scale: smallest and largest share of the area; (0.16, 1) in the authors' program.
         ratio: smallest and largest width / height; torchvision's default.
-        flip: how often the picture is mirrored; 0.5 in the authors' program.
+        flip: how often the image is mirrored; 0.5 in the authors' program.
     """
 
     crop: int = 227
@@ -70,7 +68,7 @@ class TrainTransform:
     draws: ClassVar[int] = 23  # ten areas, ten ratios, top, left, mirror
 
     def __call__(self, pixels: Tensor, generator: np.random.Generator) -> Tensor:
-        """One crop of one picture, (3, crop, crop) uint8.
+        """One crop of one image, (3, crop, crop) uint8.
 
         Args:
             pixels: (3, H, W) uint8.
@@ -88,7 +86,7 @@ class TrainTransform:
         """Parts (B, 4) as top, left, height, width, and whether to mirror (B,), for a batch.
 
         Args:
-            sizes: (B, 2) height and width of each resized picture.
+            sizes: (B, 2) height and width of each resized image.
             uniform: (B, 23) numbers in [0, 1).
         """
         height, width = sizes[:, :1].astype(np.float64), sizes[:, 1:].astype(np.float64)  # (B, 1)
@@ -117,7 +115,7 @@ class TrainTransform:
         return np.stack([np.minimum(heights, height), np.minimum(widths, width)], axis=1)
 
     def cut(self, pixels: Tensor, box: NDArray[np.int64], mirrored: bool) -> Tensor:
-        """The part of a resized picture inside a box, as a square, (3, crop, crop) uint8.
+        """The part of a resized image inside a box, as a square, (3, crop, crop) uint8.
 
         Args:
             pixels: (3, H, W) uint8, short side already resized.
@@ -130,63 +128,10 @@ class TrainTransform:
         return square.flip(-1) if mirrored else square
 
 
-@dataclass(frozen=True)
-class TestTransform:
-    """The central square of the picture, after its short side was resized to `short_side(crop)`.
-
-    Args:
-        crop: the side of the square; 227 in the paper.
-    """
-
-    crop: int = 227
-
-    draws: ClassVar[int] = 0
-    __test__: ClassVar[bool] = False  # pytest collects classes by the first letters of their name
-
-    def __call__(self, pixels: Tensor, generator: np.random.Generator | None = None) -> Tensor:
-        """The one crop of one picture, (3, crop, crop) uint8.
-
-        Args:
-            pixels: (3, H, W) uint8.
-            generator: not used; the same call serves training and test.
-        """
-        del generator
-        resized = resized_short_side(pixels, short_side(self.crop))
-        boxes, _ = self.boxes(np.array([resized.shape[1:]]), np.empty((1, 0)))
-        return self.cut(resized, boxes[0], False)
-
-    def boxes(
-        self, sizes: NDArray[np.int64], uniform: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The central squares (B, 4) as top, left, height, width; nothing is mirrored.
-
-        Args:
-            sizes: (B, 2) height and width of each resized picture.
-            uniform: not used.
-        """
-        del uniform
-        # torchvision's CenterCrop rounds the half pixel to the even side; so do we.
-        corner = np.rint((sizes - self.crop) / 2).astype(np.int64)
-        part = np.full_like(sizes, self.crop)
-        return np.concatenate([corner, part], axis=1), np.zeros(len(sizes), dtype=np.bool_)
-
-    def cut(self, pixels: Tensor, box: NDArray[np.int64], mirrored: bool) -> Tensor:
-        """The square inside a box, (3, crop, crop) uint8.
-
-        Args:
-            pixels: (3, H, W) uint8, short side already resized.
-            box: top, left, height, width.
-            mirrored: whether left and right change places.
-        """
-        top, left, height, width = box.tolist()
-        square = pixels[:, top : top + height, left : left + width]
-        return square.flip(-1) if mirrored else square
-
-
 def resized_short_side(pixels: Tensor, length: int) -> Tensor:
-    """The picture with its short side resized to a length, its proportions kept.
+    """The image with its short side resized to a length, its proportions kept.
 
-    Of a picture more than nine times as long as short only the middle is kept: resizing a line of
+    Of an image more than nine times as long as short only the middle is kept: resizing a line of
     65,500 x 1 pixels as a whole would take gigabytes.
 
     Args:
@@ -212,7 +157,7 @@ def _resized(pixels: Tensor, height: int, width: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Normalisation:
+class Normalization:
     """uint8 pixels -> the numbers a backbone was trained on.
 
         value = (pixel * scale - mean) / std, channel by channel, after the order of channels
@@ -243,12 +188,3 @@ class Normalisation:
         std = torch.tensor(self.std, device=pixels.device).view(3, 1, 1)
         mean = torch.tensor(self.mean, device=pixels.device).view(3, 1, 1)
         return ordered.to(torch.float32).mul_(self.scale / std).sub_(mean / std)
-
-
-# Where each comes from: torchvision's weights; the package efficientnet_lite0 ([-1, 1]); Caffe's
-# BN-Inception as the paper uses it.
-NORMALISATIONS = {
-    "imagenet": Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "efficientnet_lite0": Normalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "bn_inception": Normalisation((104.0, 117.0, 128.0), (1.0, 1.0, 1.0), scale=1.0, order="BGR"),
-}

@@ -1,6 +1,5 @@
 """Embeddings and labels -> scores: Recall@K, MAP@R, R-precision, NMI, AMI."""
 
-from cbml.evaluation.evaluate import evaluate
-from cbml.evaluation.scores import Scores
+import lazy_loader
 
-__all__ = ["Scores", "evaluate"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,17 +3,21 @@
 With p_1 >= p_2 >= ... >= p_R the similarities of a query to its positives and n those to its
 negatives:
 
-    rank_j = j + |{n : n >= p_j}|                  ties count against the query
-    first hit          = rank_1
-    R-precision        = |{j : rank_j <= R}| / R
-    average precision  = 1/R  Σ_{j : rank_j <= R}  j / rank_j
+    rank_j = j + |{n : n >= p_j - slack}|          ties count against the query
 
-One pass over a row of similarities keeps the largest of every 64 neighbours. What else is needed
+No library promises the order in which a product is summed, so what is equal may differ in its last
+bits, by another amount on another processor, at the edge of a block, or with another number of
+threads. The slack, √D 2⁻²³ for unit vectors in float32, is several times that difference: equal
+similarities tie everywhere.
+
+One pass over a row of similarities keeps the largest of every 64 neighbors. What else is needed
 is found by these maxima: only groups whose largest reaches a positive hold negatives before it, and
 the R-th largest of the maxima has R negatives at or above it, so that a positive which does not
 exceed it is not among the R nearest and counts for nothing.
 """
 
+import math
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,77 +25,122 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cbml.evaluation.scene import Scene
-
-__all__ = ["Ranks", "rank_positives"]
+from cbml.errors import BadData
+from cbml.query_gallery import QueryGallery
 
 # Queries of a block, and the numbers it may hold: 2**26 float32 numbers are 256 MiB.
 BLOCK_ROWS = 512
 BLOCK_SIZE = 2**26
-# Neighbouring similarities of which only the largest is kept: four cache lines.
+# Neighboring similarities of which only the largest is kept: four cache lines.
 GROUP = 64
-# The rank of a positive that is not among the R nearest; larger than any number of pictures.
+# The rank of a positive that is not among the R nearest; larger than any number of images.
 BEYOND = np.iinfo(np.int64).max
 
 
-class Ranks(NamedTuple):
-    """What the ranks of the positives give for each query.
+def tie_slack(dim: int) -> float:
+    """How much less similar a negative may be than a positive and still tie with it.
+
+    Each of the D additions of a product of unit vectors rounds by at most 2⁻²⁴; such errors add up
+    like a random walk, to √D 2⁻²⁴ (Higham and Mary 2019), and two products are compared.
+    """
+    return math.sqrt(dim) * 2.0**-23
+
+
+Ranks = NDArray[np.int64]
+# Ranks of the positives of some queries (H, W) and R (H,) -> a value for each query (H,).
+Compute = Callable[[Ranks, Ranks], NDArray[np.float64]]
+
+
+class PositiveRanges(NamedTuple):
+    """Where the positives of each scored query stand in a gallery that is sorted by class.
 
     Args:
-        first_hits: rank of the nearest positive. (Q,)
-        average_precisions: at R, or None where not asked for. (Q,)
-        r_precisions: share of positives among the R nearest, or None. (Q,)
+        queries: indices of the queries that have a positive, ascending. (Q,)
+        begin: first gallery image of the query's class. (Q,)
+        end: one past the last. (Q,)
+        own: the query itself in the gallery, or -1. (Q,)
     """
 
-    first_hits: NDArray[np.int64]
-    average_precisions: NDArray[np.float64] | None
-    r_precisions: NDArray[np.float64] | None
+    queries: Tensor
+    begin: Tensor
+    end: Tensor
+    own: Tensor
+
+    @classmethod
+    def of(cls, sides: QueryGallery) -> "PositiveRanges":
+        """The ranges of queries and a gallery that are both sorted by class.
+
+        Args:
+            sides: sorted; refused where no query has a positive.
+        """
+        begin = np.searchsorted(sides.searched_codes, sides.codes, side="left")
+        end = np.searchsorted(sides.searched_codes, sides.codes, side="right")
+        own = sides.own_indices
+        queries = np.flatnonzero(end - begin > (own >= 0))
+        if not len(queries):
+            raise BadData(
+                f"labels: none of the {len(own)} queries has another image of its class to find"
+            )
+        parts = (queries, begin[queries], end[queries], own[queries])
+        return cls(*map(torch.from_numpy, parts))
+
+    def positives(self) -> Tensor:
+        """R: how many gallery images share the query's class, itself left out. (Q,)"""
+        return self.end - self.begin - (self.own >= 0).long()
 
 
-def rank_positives(scene: Scene, precision: bool) -> Ranks:
-    """The ranks of the positives of every query.
+def rank_positives(
+    sides: QueryGallery,
+    ranges: PositiveRanges,
+    computes: Mapping[str, Compute],
+    *,
+    nearest: bool,
+) -> tuple[Ranks, dict[str, NDArray[np.float64]]]:
+    """The rank of each query's nearest positive, and a value for each query and metric. (Q,)
 
     All similarities of a query come from one product with the gallery, and only they are compared.
 
     Args:
-        scene: queries and gallery.
-        precision: whether the precisions are needed.
+        sides: queries and gallery, sorted by class.
+        ranges: the positives of the queries.
+        computes: what to make of the ranks, by the metric's name.
+        nearest: whether it takes the ranks of all positives among the R nearest, or only the first.
     """
-    total, width, height = len(scene.queries), len(scene.gallery), _height(scene)
+    queries, gallery = torch.from_numpy(sides.embeddings), torch.from_numpy(sides.searched)
+    total, width, height = len(ranges.queries), len(gallery), _height(ranges, len(gallery))
     first_hits = np.zeros(total, dtype=np.int64)
-    averages, shares = np.zeros(total), np.zeros(total)
-    counts = scene.positives()  # R, (Q,)
+    values = {name: np.zeros(total) for name in computes}
+    counts, slack = ranges.positives(), np.float32(tie_slack(gallery.shape[1]))  # R, (Q,)
     # Filled up to whole groups by similarities that reach nothing.
     similarity = torch.full((height, -(-width // GROUP) * GROUP), -torch.inf)
     for start in range(0, total, height):
         # The last block is as high as the others and repeats the last query.
         block = torch.arange(start, start + height).clamp_(max=total - 1)
         places, count = block.numpy(), counts[block].numpy()
-        torch.mm(scene.rows[scene.queries[block]], scene.gallery.T, out=similarity[:, :width])
-        positives = _take_positives(similarity.numpy(), scene, block)  # (H, W)
-        ranks = _Negatives(similarity).ranks(positives, int(count.max()) if precision else 0)
+        torch.mm(queries[ranges.queries[block]], gallery.T, out=similarity[:, :width])
+        positives = _take_positives(similarity.numpy(), ranges, block) - slack  # (H, W)
+        ranks = _Negatives(similarity).ranks(positives, int(count.max()) if nearest else 0)
         first_hits[places] = ranks[:, 0]
-        if precision:
-            shares[places], averages[places] = _precisions(ranks, count)
-    return Ranks(first_hits, averages, shares) if precision else Ranks(first_hits, None, None)
+        for name, compute in computes.items():
+            values[name][places] = compute(ranks, count)
+    return first_hits, values
 
 
-def _height(scene: Scene) -> int:
+def _height(ranges: PositiveRanges, gallery: int) -> int:
     """How many queries make a block."""
-    widest = int((scene.end - scene.begin).max())
-    height = min(BLOCK_ROWS, BLOCK_SIZE // (len(scene.gallery) + 2 * widest), len(scene.queries))
-    # One row alone would go through another routine, in which equal rows may get unequal products.
-    return max(2, height)
+    widest = int((ranges.end - ranges.begin).max())
+    height = min(BLOCK_ROWS, BLOCK_SIZE // (gallery + 2 * widest), len(ranges.queries))
+    return max(1, height)
 
 
 def _take_positives(
-    similarity: NDArray[np.float32], scene: Scene, block: Tensor
+    similarity: NDArray[np.float32], ranges: PositiveRanges, block: Tensor
 ) -> NDArray[np.float32]:
     """The positives of each row, descending, then -inf; in the block only negatives stay, (H, W).
 
     The query itself is neither; it leaves the block as well.
     """
-    begin, end, own = (part[block].tolist() for part in (scene.begin, scene.end, scene.own))
+    begin, end, own = (part[block].tolist() for part in ranges[1:])
     widest = max(last - first for first, last in zip(begin, end, strict=True))
     positives = np.full((len(similarity), widest), -np.inf, dtype=np.float32)
     for row, (first, last, itself) in enumerate(zip(begin, end, own, strict=True)):
@@ -146,12 +195,3 @@ class _Negatives:
         if place < 0:
             return -np.inf
         return np.partition(self.largest, place, axis=1)[:, place, None]
-
-
-def _precisions(
-    ranks: NDArray[np.int64], count: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """R-precision and average precision at R of each row, (H,)."""
-    hit = ranks <= count[:, None]
-    precision = np.arange(1, ranks.shape[1] + 1) / ranks
-    return hit.sum(axis=1) / count, (hit * precision).sum(axis=1) / count

@@ -1,44 +1,61 @@
-"""What an evaluation gives."""
+"""Embeddings and labels -> scores, exactly, in bounded memory."""
 
-from dataclasses import dataclass, field
+import contextlib
+import functools
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-__all__ = ["Scores"]
+from cbml.evaluation.metrics import METRICS, Metric
+from cbml.evaluation.ranking import PositiveRanges, rank_positives
+from cbml.evaluation.reranking import rerank_positives
+from cbml.index import kmeans
+from cbml.outputs import Outputs, Reranker
+from cbml.query_gallery import Labels, Matrix, QueryGallery
+
+
+@dataclass(frozen=True, kw_only=True)
+class KMeansOptions:
+    """How the queries are clustered for NMI and AMI.
+
+    Args:
+        seed: random seed of the first centers.
+        iterations: rounds of assignment and averaging; 20 as in pytorch-metric-learning.
+        attempts: starts with different first centers, of which the best is kept.
+    """
+
+    seed: int = 0
+    iterations: int = 20
+    attempts: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores of a set of embeddings; all are fractions, larger is better, None is not computed.
+    """Scores of embeddings by name, such as "recall@1": fractions, larger is better.
 
     The arrays keep the order of the embeddings as they were given. A query whose class has no other
-    picture has no positive: it is left out of every mean, its rank is 0, its precisions are NaN.
+    image has no positive: it is left out of every mean, its rank is 0, its values are NaN.
 
     Args:
-        recall: K -> share of the queries with a positive among their K nearest.
-        map_at_r: mean over the queries of the average precision at R, R the number of positives.
-        r_precision: mean over the queries of the share of positives among the R nearest.
-        nmi: normalised mutual information of clusters and classes, arithmetic mean.
-        ami: the same, adjusted for chance.
+        metrics: every score that was computed, by its name in `METRICS`.
         queries: how many queries were scored.
         lone_queries: how many were left out because no positive exists.
-        gallery: how many pictures were searched, the query itself among them where it is one.
+        gallery: how many images were searched, the query itself among them where it is one.
         classes: how many classes the queries have, and so the number of clusters asked for.
-        kmeans_seed: seed of the clustering.
+        kmeans_seed: seed of the clustering; None where there was none.
         kmeans_iterations: its rounds.
         kmeans_attempts: its starts, of which the best was kept.
+        labels: label of each query. (Q,)
         first_hits: rank of each query's nearest positive, 1 for the best, 0 for none. (Q,)
-        positives: R of each query. (Q,)
-        average_precisions: at R, of each query. (Q,)
-        r_precisions: of each query. (Q,)
+        positives: R, how many images of its class each query can find. (Q,)
+        per_query: the value of each query, by the name of the metric that is its mean. (Q,)
     """
 
-    recall: dict[int, float]
-    map_at_r: float | None
-    r_precision: float | None
-    nmi: float | None
-    ami: float | None
+    metrics: dict[str, float]
     queries: int
     lone_queries: int
     gallery: int
@@ -46,14 +63,184 @@ class Scores:
     kmeans_seed: int | None
     kmeans_iterations: int | None
     kmeans_attempts: int | None
+    labels: NDArray[Any] = field(repr=False, compare=False)
     first_hits: NDArray[np.int64] = field(repr=False, compare=False)
     positives: NDArray[np.int64] = field(repr=False, compare=False)
-    average_precisions: NDArray[np.float64] | None = field(repr=False, compare=False)
-    r_precisions: NDArray[np.float64] | None = field(repr=False, compare=False)
+    per_query: dict[str, NDArray[np.float64]] = field(repr=False, compare=False)
+
+    def per_class(self, metric: str) -> dict[Any, float]:
+        """The mean of a metric over the queries of each class, by label; lone classes left out.
+
+        Args:
+            metric: a name in `per_query`, such as "recall@1".
+        """
+        values = self.per_query[metric]
+        scored = ~np.isnan(values)
+        names, codes = np.unique(self.labels[scored], return_inverse=True)
+        means = np.bincount(codes, weights=values[scored]) / np.bincount(codes)
+        return dict(zip(names.tolist(), means.tolist(), strict=True))
+
+    def class_average(self, metric: str) -> float:
+        """The mean over classes of their means, so that a large class counts as much as a small.
+
+        Args:
+            metric: a name in `per_query`, such as "recall@1".
+        """
+        means = self.per_class(metric)
+        return sum(means.values()) / len(means)
 
     def as_dict(self) -> dict[str, object]:
-        """The scores and counts as JSON can hold them; the arrays of single queries stay out."""
-        names = [name for name, about in self.__dataclass_fields__.items() if about.repr]
-        plain: dict[str, object] = {name: getattr(self, name) for name in names}
-        plain["recall"] = {str(k): share for k, share in self.recall.items()}
-        return plain
+        """The scores and counts as JSON can hold them; single queries stay out."""
+        names = [name for name, entry in self.__dataclass_fields__.items() if entry.repr]
+        return {name: getattr(self, name) for name in names}
+
+
+def evaluate(
+    embeddings: Matrix | Outputs | QueryGallery,
+    labels: Labels | None = None,
+    *,
+    gallery_embeddings: Matrix | Outputs | None = None,
+    gallery_labels: Labels | None = None,
+    recall_at: Iterable[int] = (1, 2, 4, 8, 10, 100, 1000),
+    metrics: Collection[str] | None = None,
+    reranker: Reranker | None = None,
+    candidates: int = 100,
+    clustering: bool = True,
+    kmeans_options: KMeansOptions | None = None,
+) -> Scores:
+    """Recall@K, MAP@R and every other score of `METRICS`.
+
+    Every image is a query to all the others, or to a gallery of its own. Neighbors are ranked by
+    cosine similarity in float32. The query itself is left out by its index. A negative as similar
+    as a positive ranks before it, so that embeddings that collapsed score nothing; as similar is
+    what differs by less than √D 2⁻²³, so that ties are ties on every processor. A query without
+    any positive is left out and counted.
+
+    Args:
+        embeddings: one row per query, array or tensor, of any length but zero; or a `QueryGallery`,
+            and then neither labels nor a gallery beside it. (Q, D)
+        labels: integers or strings, one per row. (Q,)
+        gallery_embeddings: what the queries search, where it is not the queries. (G, D)
+        gallery_labels: one per row of the gallery. (G,)
+        recall_at: the K of Recall@K; the default holds those of the paper's tables.
+        metrics: names in `METRICS`, such as "recall@k" or "map@r"; None for all of them.
+        reranker: puts the nearest images of each query in a new order before they are ranked; the
+            embeddings are then `Outputs` with the parts that it reads.
+        candidates: how many of the nearest it is given.
+        clustering: compute NMI and AMI, from k-means of the queries into as many clusters as they
+            have classes.
+        kmeans_options: seed, iterations and attempts of k-means; None for the usual ones.
+    """
+    chosen = _chosen(metrics, clustering)
+    computes = _computes(chosen, _as_cutoffs(recall_at))
+    # The embeddings as given are let go: sorted by class is all that is needed from here on.
+    sides, order = QueryGallery.of(
+        embeddings,
+        labels,
+        gallery_embeddings=gallery_embeddings,
+        gallery_labels=gallery_labels,
+    ).sorted_by_class()
+    ranges = PositiveRanges.of(sides)
+    nearest = any(metric.needs == "nearest" for metric in chosen.values())
+    with _full_precision():
+        if reranker is None:
+            first_hits, values = rank_positives(sides, ranges, computes, nearest=nearest)
+        else:
+            first_hits, values = rerank_positives(sides, ranges, computes, reranker, candidates)
+    metrics_found = {name: float(value.mean()) for name, value in values.items()}
+    of_clusters = {name: one for name, one in chosen.items() if one.needs == "clusters"}
+    options = kmeans_options or KMeansOptions()
+    metrics_found |= _cluster_scores(sides, of_clusters, options)
+    recorded = asdict(options) if of_clusters else {}
+    given = _Given(order, ranges.queries.numpy())
+    return Scores(
+        metrics=metrics_found,
+        queries=len(ranges.queries),
+        lone_queries=len(order) - len(ranges.queries),
+        gallery=len(sides.searched),
+        classes=len(np.unique(sides.codes)),
+        kmeans_seed=recorded.get("seed"),
+        kmeans_iterations=recorded.get("iterations"),
+        kmeans_attempts=recorded.get("attempts"),
+        labels=sides.class_labels[sides.codes[np.argsort(order)]],
+        first_hits=given.spread(first_hits, 0),
+        positives=given.spread(ranges.positives().numpy(), 0),
+        per_query={name: given.spread(value, np.nan) for name, value in values.items()},
+    )
+
+
+class _Given(NamedTuple):
+    """Where sorted queries stood in the embeddings as given, and which of them were scored."""
+
+    order: NDArray[np.int64]
+    scored: NDArray[np.int64]
+
+    def spread(self, values: NDArray[Any], missing: float) -> NDArray[Any]:
+        """Values of the scored queries in the order of the embeddings, with gaps filled."""
+        spread = np.full(len(self.order), missing, dtype=values.dtype)
+        spread[self.order[self.scored]] = values
+        return spread
+
+
+def _cluster_scores(
+    sides: QueryGallery, metrics: dict[str, Metric], options: KMeansOptions
+) -> dict[str, float]:
+    """What k-means clusters of the queries tell of their classes."""
+    if not metrics:
+        return {}
+    classes = len(np.unique(sides.codes))
+    clusters = kmeans(
+        sides.embeddings,
+        classes,
+        iterations=options.iterations,
+        seed=options.seed,
+        attempts=options.attempts,
+    ).assignments
+    return {name: float(metric.compute(sides.codes, clusters)) for name, metric in metrics.items()}
+
+
+def _chosen(names: Collection[str] | None, clustering: bool) -> dict[str, Metric]:
+    """The metrics to compute, in the order of the table."""
+    unknown = sorted(set(names or ()) - set(METRICS))
+    if unknown:
+        raise ValueError(f"metrics must be among {', '.join(METRICS)}, got {unknown[0]!r}")
+    return {
+        name: metric
+        for name, metric in METRICS.items()
+        if (names is None or name in names) and (clustering or metric.needs != "clusters")
+    }
+
+
+def _computes(chosen: dict[str, Metric], cutoffs: list[int]) -> dict[str, Any]:
+    """What to make of the ranks of positives, by the names that the scores will have."""
+    computes: dict[str, Any] = {}
+    for name, metric in chosen.items():
+        if metric.needs == "clusters":
+            continue
+        if name.endswith("@k"):
+            stem = name.removesuffix("k")
+            computes |= {f"{stem}{k}": functools.partial(metric.compute, k=k) for k in cutoffs}
+        else:
+            computes[name] = metric.compute
+    return computes
+
+
+def _as_cutoffs(recall_at: Iterable[int]) -> list[int]:
+    """The distinct K of Recall@K, ascending."""
+    cutoffs = list(recall_at)
+    for cutoff in cutoffs:
+        if not isinstance(cutoff, int | np.integer) or isinstance(cutoff, bool) or cutoff < 1:
+            raise ValueError(f"recall_at must be positive whole numbers, got {cutoff!r}")
+    return sorted({int(cutoff) for cutoff in cutoffs})
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    """Products in true float32, whatever the training around has set up."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.inference_mode(), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,18 +1,5 @@
-"""The paper's tables and figures as runs, records, tables and plots."""
+"""The paper's tables and figures as runs, records, tables and plots; the leaderboard."""
 
-from cbml.experiments.plans import Plan, plan_trials, plan_units
-from cbml.experiments.records import read_records
-from cbml.experiments.running import Progress, run_units
-from cbml.experiments.sources import Sources
-from cbml.experiments.units import Unit
+import lazy_loader
 
-__all__ = [
-    "Plan",
-    "Progress",
-    "Sources",
-    "Unit",
-    "plan_trials",
-    "plan_units",
-    "read_records",
-    "run_units",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,52 +1,53 @@
-"""docs/reproduce.md: what stands between its two marks is rendered from records."""
+"""The documents whose tables are rendered from records, between two marks."""
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cbml.errors import BadData
-from cbml.experiments.markdown import as_markdown
-from cbml.experiments.records import read_records
-from cbml.experiments.rendering import table_blocks
+from cbml.experiments.jobs import Record, read_records
+from cbml.experiments.leaderboard import leaderboard_markdown
+from cbml.experiments.rendering import as_markdown, table_blocks
 from cbml.experiments.tables import TABLES
 from cbml.files import replaced_file
-
-__all__ = ["render_document", "rendered"]
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
-def rendered(text: str, results: Path) -> str:
-    """A document with the tables of the records between its marks.
-
-    Args:
-        text: of the document.
-        results: folder of the records.
-    """
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise BadData(f"the document has no {BEGIN} and {END} to put the tables between")
-    records = read_records(results)
+def all_tables(records: Sequence[Record]) -> str:
+    """Every table of the paper that has records."""
     parts = []
     for table in TABLES.values():
         own = [record for record in records if record["table"] == table.name]
         if any(not record["trial"] for record in own):
             parts.append(as_markdown(table, table_blocks(table, own)))
-    body = "\n".join(parts) if parts else "No records yet.\n"
+    return "\n".join(parts) if parts else "No records yet.\n"
+
+
+DOCUMENTS: dict[str, Callable[[Sequence[Record]], str]] = {
+    "reproduce.md": all_tables,
+    "leaderboard.md": leaderboard_markdown,
+}
+
+
+def rendered(text: str, body: str) -> str:
+    """A document with something else between its marks."""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise BadData(f"the document has no {BEGIN} and {END} to put the tables between")
     return f"{head}{begin}\n{body}{end}{tail}"
 
 
-def render_document(document: Path, results: Path) -> None:
-    """Bring a document's tables up to date.
-
-    Args:
-        document: to rewrite.
-        results: folder of the records.
-    """
-    text = rendered(document.read_text(encoding="utf-8"), results)
-    with replaced_file(document) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+def render_documents(docs: Path, results: Path) -> None:
+    """Bring the tables of all documents of a folder up to date with the records of another."""
+    records = read_records(results)
+    for name, render in DOCUMENTS.items():
+        document = docs / name
+        text = rendered(document.read_text(encoding="utf-8"), render(records))
+        with replaced_file(document) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    render_document(Path(sys.argv[1]), Path(sys.argv[2]))
+    render_documents(Path(sys.argv[1]), Path(sys.argv[2]))

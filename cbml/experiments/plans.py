@@ -1,43 +1,32 @@
-"""Which units a table asks for: its rows at a scale, seeds, trials of the learning rate, sweeps."""
+"""Which jobs a table asks for: its rows at a scale, seeds, trials of the learning rate, sweeps."""
 
 import dataclasses
 import fnmatch
 import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from cbml.errors import BadData
-from cbml.experiments.records import Record
-from cbml.experiments.rows import Row, Table
-from cbml.experiments.scales import base_recipe, loss_changes, pseudo_changes
-from cbml.experiments.sweeps import changed_recipe, combinations
-from cbml.experiments.units import Protocol, Scale, Unit
-from cbml.training import Recipe, with_overrides
-
-__all__ = [
-    "RATES",
-    "Plan",
-    "plan_trials",
-    "plan_units",
-    "row_recipe",
-    "table_rows",
-    "trial_tables",
-    "trial_unit",
-]
+from cbml.experiments.jobs import Job, Record
+from cbml.experiments.rows import Row, Scale, Table
+from cbml.experiments.scales import row_config
+from cbml.experiments.tables import LOSS_ABLATION, find_table
+from cbml.runs import FLAT_KEYS, parse_overrides, plain_value
 
 # Every method gets the same rates to choose from, so that none is tuned more than another. The
 # authors' program has 3e-5 for the paper's networks.
-RATES: dict[Scale, tuple[float, ...]] = {
+LEARNING_RATES: dict[Scale, tuple[float, ...]] = {
     "laptop": (1e-4, 2e-4, 4e-4, 8e-4),
     "full": (1e-5, 3e-5, 1e-4, 3e-4),
 }
 _TRIAL_SEED = 0
 _TRIAL = "trial"
-_RATE = "learning_rate="
-_TUNING = "loss-ablation"  # the table whose trials others borrow
-# A table, a row of it, and what was changed in the row beside the learning rate.
-Tried = tuple[str, str, tuple[str, ...]]
-_Scores = dict[float, float]  # rate -> validation Recall@1
+# What has an option of its own on the command line.
+_OPTIONS = {"seed": "seeds", "data": "data", "model_selection": "model-selection"}
+
+_Scores = dict[float, float]  # learning rate -> validation Recall@1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,198 +34,220 @@ class Plan:
     """What is asked for of a table.
 
     Args:
-        table: the rows.
+        table: The table.
         scale: "full" or "laptop".
-        data: name of a picture set; at the full scale None takes all sets of the table.
-        protocol: how the model is chosen.
-        only: patterns with * and ?; rows whose label fits none are left out.
-        sweeps: "key=value" or "key=value,value"; every combination is a unit of its own.
+        data: Name of a dataset; at the full scale None takes all datasets of the table.
+        model_selection: "validation" chooses the model on held-out training classes, "test" on the
+            test classes, as the paper does: optimistic.
+        only: Patterns with * and ?; rows whose name or label fits none are left out.
+        sweeps: Setting -> its values; every combination is a job of its own.
     """
 
     table: Table
     scale: Scale
     data: str | None = None
-    protocol: Protocol = "honest"
+    model_selection: Literal["validation", "test"] = "validation"
     only: tuple[str, ...] = ()
-    sweeps: tuple[str, ...] = ()
+    sweeps: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def settings(self, *, without: str = "") -> list[dict[str, Any]]:
+        """Every combination of the values of the sweeps."""
+        kept = {key: values for key, values in self.sweeps.items() if key != without}
+        return [dict(zip(kept, one, strict=True)) for one in itertools.product(*kept.values())]
+
+
+def parse_sweeps(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+    """Sweeps from the words of the command line.
+
+    Args:
+        texts: "key=value" or "key=value,value" each.
+    """
+    sweeps: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or not values:
+            raise BadData(f"--set {text}: write key=value or key=value,value")
+        check_setting(key, f"--set {text}")
+        if key == "weights" and "path:" in values:  # its hash names the run, not its place
+            raise BadData(f"--set {text}: say it by --weights instead")
+        sweeps[key] = tuple(_value(key, value) for value in values.split(","))
+    return sweeps
+
+
+def check_setting(key: str, asked: str) -> None:
+    """Refuse what has an option of its own on the command line; `asked` is how it was asked for."""
+    if key in _OPTIONS:
+        raise BadData(f"{asked}: say it by --{_OPTIONS[key]} instead")
+
+
+def _value(key: str, text: str) -> Any:
+    if key not in FLAT_KEYS:
+        return plain_value(text)
+    section, name = FLAT_KEYS[key]
+    return parse_overrides([f"{key}={text}"])[section][name]
 
 
 def table_rows(plan: Plan) -> list[Row]:
-    """The rows of a table that a plan asks for.
-
-    Args:
-        plan: what is asked for.
-    """
-    rows = [row for row in plan.table.rows if plan.data in (None, row.data)]
-    if plan.scale == "laptop":
-        rows = plan.table.laptop_rows(plan.data or "emoji")
-    elif not rows:
-        sets = {row.data: None for row in plan.table.rows}
-        raise BadData(f"--data {plan.data}: {plan.table.name} has rows for {', '.join(sets)}")
-    wanted = [row for row in rows if _fits(row.label(plan.scale), plan.only)]
+    """The rows of a table that a plan asks for."""
+    rows = plan.table.rows_for(plan.scale, plan.data)
+    if not rows:
+        known = dict.fromkeys(row.data for row in plan.table.rows)
+        raise BadData(f"--data {plan.data}: {plan.table.name} has rows for {', '.join(known)}")
+    wanted = [row for row in rows if _fits(row, plan)]
     if not wanted:
         labels = ", ".join(repr(row.label(plan.scale)) for row in rows)
         raise BadData(f"--only {' '.join(plan.only)}: fits no row; the rows are {labels}")
     return wanted
 
 
-def row_recipe(row: Row, scale: Scale, overrides: Iterable[str] = (), seed: int = 0) -> Recipe:
-    """The recipe of a row.
+def _fits(row: Row, plan: Plan) -> bool:
+    """Whether a pattern fits the row's name, which is the same at every scale, or its label."""
+    names = {row.method, row.label(plan.scale)}
+    fits = any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in plan.only)
+    return fits or not plan.only
+
+
+def plan_jobs(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) -> list[Job]:
+    """The jobs of a plan, seed by seed, so that a part of the work is a whole table.
 
     Args:
-        row: of a table.
-        scale: "full" or "laptop".
-        overrides: further changes, as "key=value"; an option of the loss needs no "loss." before.
-        seed: of everything random.
+        plan: What is asked for.
+        seeds: Random seeds of the runs.
+        trials: Records that decide the learning rate of each row that has some; a row without
+            takes that of its family, or of the row that it names.
     """
-    recipe = base_recipe(scale, row.data, row.backbone)
-    if row.labels == "pseudo":
-        recipe = with_overrides(recipe, pseudo_changes(row.data))
-    recipe = with_overrides(recipe, row.changes)
-    recipe = with_overrides(recipe, loss_changes(scale, recipe.loss))
-    recipe = with_overrides(recipe, (f"dim={row.dim}", f"seed={seed}"))
-    return changed_recipe(recipe, tuple(overrides))
-
-
-def plan_units(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) -> list[Unit]:
-    """The units of a plan, seed by seed, so that a part of the work is a whole table.
-
-    Args:
-        plan: what is asked for.
-        seeds: of the runs.
-        trials: records that decide the learning rate of each row that has some; a row without
-            takes that of the same method with other parts on or off, or of the row that it names.
-    """
-    scores = _tried(trials)
-    units = []
-    for seed, row, overrides in itertools.product(
-        seeds, table_rows(plan), combinations(plan.sweeps)
-    ):
-        given = any(override.startswith(_RATE) for override in overrides)
-        rate = None if given else _rate_of(row, plan, overrides, scores)
-        chosen = () if rate is None else (f"{_RATE}{rate}",)
-        recipe = row_recipe(row, plan.scale, (*chosen, *overrides), seed)
+    tried = _Trials(plan.scale, trials)
+    jobs = []
+    for seed, row, overrides in itertools.product(seeds, table_rows(plan), plan.settings()):
+        rate = None if "learning_rate" in overrides else _learning_rate(row, plan, overrides, tried)
+        chosen = {} if rate is None else {"learning_rate": rate}
+        config = row_config(row, plan.scale, chosen | overrides, seed)
         # Without labels nothing is chosen, and the last model is the one.
-        protocol: Protocol = "honest" if row.labels == "pseudo" else plan.protocol
-        if protocol == "paper":
-            recipe = dataclasses.replace(recipe, validation=0.0)
-        units.append(
-            Unit(
+        if plan.model_selection == "test" and row.labels == "known":
+            config = config.replace(data={"model_selection": "test", "validation": 0.0})
+        jobs.append(
+            Job(
                 table=plan.table.name,
                 row=row.label(plan.scale),
-                recipe=recipe,
+                config=config,
                 scale=plan.scale,
-                protocol=protocol,
                 scored=row.scored,
                 overrides=overrides,
-                rate_from="recipe" if rate is None else "trials on validation classes",
+                learning_rate_from="config" if rate is None else "trials on validation classes",
             )
         )
-    return units
+    return jobs
 
 
 def trial_tables(plan: Plan) -> tuple[str, ...]:
-    """The tables whose trials decide the rates of a plan.
+    """The tables whose trials decide the learning rates of a plan."""
+    return tuple(dict.fromkeys((plan.table.name, LOSS_ABLATION.name)))
+
+
+def plan_trials(plan: Plan) -> list[Job]:
+    """One job for each row and each learning rate; the test classes are never scored.
 
     Args:
-        plan: what is asked for.
+        plan: What is asked for; its sweep of learning_rate takes the place of LEARNING_RATES, to
+            continue where the best rate of a row lies at their edge.
     """
-    return tuple(dict.fromkeys((plan.table.name, _TUNING)))
+    rates = plan.sweeps.get("learning_rate") or LEARNING_RATES[plan.scale]
+    return [
+        trial_job(row, plan, {**overrides, "learning_rate": float(rate)}, _TRIAL)
+        for row, overrides in itertools.product(
+            table_rows(plan), plan.settings(without="learning_rate")
+        )
+        for rate in rates
+    ]
 
 
-def plan_trials(plan: Plan) -> list[Unit]:
-    """One unit for each row and each of RATES; the test classes are never looked at.
-
-    Args:
-        plan: what is asked for; its sweep of learning_rate takes the place of RATES, to go on where
-            the best rate of a row lies at their edge.
-    """
-    units = []
-    sweeps = [sweep for sweep in plan.sweeps if not sweep.startswith(_RATE)]
-    asked = [sweep.removeprefix(_RATE) for sweep in plan.sweeps if sweep.startswith(_RATE)]
-    try:
-        rates = [float(rate) for sweep in asked for rate in sweep.split(",")] or RATES[plan.scale]
-    except ValueError:
-        raise BadData(f"--set {_RATE}{','.join(asked)}: write numbers, such as 5e-5,1e-3") from None
-    for row, overrides in itertools.product(table_rows(plan), combinations(sweeps)):
-        units += [trial_unit(row, plan, (*overrides, f"{_RATE}{rate}"), _TRIAL) for rate in rates]
-    return units
-
-
-def trial_unit(row: Row, plan: Plan, overrides: tuple[str, ...], kind: str) -> Unit:
-    """A unit that is judged on validation classes alone.
-
-    Args:
-        row: of the plan's table.
-        plan: names the table and the scale.
-        overrides: what is tried, as "key=value".
-        kind: what the trial is for, as it stands in the record.
-    """
+def trial_job(row: Row, plan: Plan, overrides: Mapping[str, Any], kind: str) -> Job:
+    """A job that is judged on validation classes alone; `kind` says what it is for."""
     label = row.label(plan.scale)
-    recipe = row_recipe(row, plan.scale, overrides, _TRIAL_SEED)
-    if recipe.labels != "known" or not recipe.validation:
+    config = row_config(row, plan.scale, overrides, _TRIAL_SEED)
+    if config.data.labels != "known" or not config.data.validation:
         raise BadData(f"{label}: without labels and held-out classes there is nothing to judge by")
-    return Unit(
+    return Job(
         table=plan.table.name,
         row=label,
-        recipe=recipe,
+        config=config,
         scale=plan.scale,
         scored=("validation",),
-        overrides=overrides,
-        rate_from=kind,
+        overrides=dict(overrides),
+        learning_rate_from=kind,
     )
 
 
-def _rate_of(
-    row: Row, plan: Plan, overrides: tuple[str, ...], scores: Mapping[Tried, _Scores]
+class _Trials:
+    """What each learning rate gave, for rows and for families of rows.
+
+    A family has for each rate the best of its rows; a run that broke off counts as the worst.
+    """
+
+    def __init__(self, scale: Scale, records: Iterable[Record]) -> None:
+        self.rows: dict[tuple[str, str, str], _Scores] = {}
+        self.families: dict[tuple[str, str], _Scores] = {}
+        labels: dict[str, dict[str, str]] = {}
+        for record in records:
+            if record["learning_rate_from"] != _TRIAL:
+                continue
+            table, row = record["table"], record["row"]
+            others = dict(record["overrides"])
+            rate = float(others.pop("learning_rate"))
+            score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
+            score = -1.0 if record["failed"] else score
+            self.rows.setdefault((table, row, _text(others)), {})[rate] = score
+            if table not in labels:
+                labels[table] = _family_labels(table, scale)
+            if not others and row in labels[table]:
+                best = self.families.setdefault((table, labels[table][row]), {})
+                best[rate] = max(score, best.get(rate, -1.0))
+
+
+def _family_labels(table: str, scale: Scale) -> dict[str, str]:
+    rows = find_table(table).rows
+    return {row.label(scale): row.family_label(scale) for row in rows}
+
+
+def _text(overrides: Mapping[str, Any]) -> str:
+    return json.dumps(overrides, sort_keys=True)
+
+
+def _learning_rate(
+    row: Row, plan: Plan, overrides: Mapping[str, Any], tried: _Trials
 ) -> float | None:
     """The best rate of the first of the places where a row's rate can have been tried."""
-    label, table = row.label(plan.scale), plan.table.name
-    other = row.tuned_as or plan.table.tuned_as
-    places = [(table, label, overrides), (table, label, ()), (table, _method(label), ())]
-    if other is not None:
-        borrowed = dataclasses.replace(row, method=other, dim=512).label(plan.scale)
-        places += [(table, borrowed, ()), (_TUNING, borrowed, ())]
-        places += [(_TUNING, _method(borrowed), ())]
-    for place in places:
-        if place in scores:
-            missing = sorted(set(RATES[plan.scale]) - set(scores[place]))
+    for table, label, scores in _places(row, plan, overrides, tried):
+        if scores:
+            missing = sorted(set(LEARNING_RATES[plan.scale]) - set(scores))
             if missing:
                 raise BadData(
-                    f"{place[1]}: the trials with learning rates {missing} are not done; run "
-                    f"cbml reproduce {place[0]} --trials for it to its end first"
+                    f"{label}: the trials with learning rates {missing} are not done; run "
+                    f"cbml reproduce {table} --trials for it to its end first"
                 )
-            return _best(scores[place])
+            return best_learning_rate(scores)
     return None
 
 
-def _tried(trials: Iterable[Record]) -> dict[Tried, _Scores]:
-    """What each rate gave, for rows and for methods; a run that broke off counts as the worst.
-
-    A method, which is a row without " +MVC" and " +mining", has for each rate the best of its rows.
-    Trials of a row by that very name come before it.
-    """
-    rows: dict[Tried, _Scores] = {}
-    for record in trials:
-        if record["rate_from"] == _TRIAL:
-            *others, rate = record["overrides"]
-            score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
-            place = rows.setdefault((record["table"], record["row"], tuple(others)), {})
-            place[float(rate.partition("=")[2])] = -1.0 if record["failed"] else score
-    methods: dict[Tried, _Scores] = {}
-    for (table, row, changed), scores in rows.items():
-        best = methods.setdefault((table, _method(row), changed), {})
-        best.update({rate: max(score, best.get(rate, -1.0)) for rate, score in scores.items()})
-    return methods | rows
-
-
-def _method(row: str) -> str:
-    return row.replace(" +MVC", "").replace(" +mining", "")
+def _places(
+    row: Row, plan: Plan, overrides: Mapping[str, Any], tried: _Trials
+) -> Iterable[tuple[str, str, _Scores]]:
+    table, scale, tuning = plan.table.name, plan.scale, LOSS_ABLATION.name
+    label, family = row.label(scale), row.family_label(scale)
+    yield table, label, tried.rows.get((table, label, _text(overrides)), {})
+    yield table, label, tried.rows.get((table, label, _text({})), {})
+    yield table, family, tried.families.get((table, family), {})
+    other = row.tuned_as or plan.table.tuned_as
+    if other is None:
+        return
+    named = next(one for one in LOSS_ABLATION.rows if one.method == other)
+    named = dataclasses.replace(named, data=row.data, backbone=row.backbone)
+    label, family = named.label(scale), named.family_label(scale)
+    yield table, label, tried.rows.get((table, label, _text({})), {})
+    yield tuning, label, tried.rows.get((tuning, label, _text({})), {})
+    yield tuning, family, tried.families.get((tuning, family), {})
 
 
-def _best(scores: Mapping[float, float]) -> float:
+def best_learning_rate(scores: Mapping[float, float]) -> float:
+    """The learning rate with the best score, the lower of equals."""
     return min(scores, key=lambda rate: (-scores[rate], rate))
-
-
-def _fits(label: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatch.fnmatchcase(label, pattern) for pattern in patterns)

@@ -1,19 +1,67 @@
-"""Records as tables: ours beside the published numbers, one table for each scale and protocol."""
+"""Records as tables in Markdown: ours beside the published numbers.
+
+Each scale, dataset and model selection has a table of its own.
+"""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cbml.experiments.published import PUBLISHED_ONLY, published_scores
-from cbml.experiments.records import Record
-from cbml.experiments.rows import DATA_NAMES, Key, Row, Table
-from cbml.experiments.statistics import Estimate, estimate
+from scipy.special import stdtrit
 
-__all__ = ["Block", "Line", "table_blocks"]
+from cbml.experiments.jobs import Record
+from cbml.experiments.rows import (
+    DATA_NAMES,
+    PUBLISHED_ONLY,
+    Key,
+    Row,
+    Scale,
+    Table,
+    published_scores,
+)
 
-# Scale, picture set, protocol, backbone, steps and epochs.
+# Scale, dataset, model selection, backbone, steps and epochs.
 _Place = tuple[str, str, str, str, int, int]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds.
+
+    Args:
+        mean: of the values.
+        half_width: of the 95 % interval around it; None for a single value.
+        count: of the values.
+    """
+
+    mean: float
+    half_width: float | None
+    count: int
+
+    def __str__(self) -> str:
+        around = "" if self.half_width is None else f" ± {self.half_width:.1f}"
+        return f"{self.mean:.1f}{around}"
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean and its 95 % interval by Student's t over the values.
+
+        mean ± t(n - 1) s / √n,   s² = Σ (x - mean)² / (n - 1)
+
+    Args:
+        values: one for each seed.
+    """
+    count = len(values)
+    if not count:
+        raise ValueError("values: at least one is needed")
+    mean = sum(values) / count
+    if count == 1:
+        return Estimate(mean, None, 1)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
+    point = float(stdtrit(count - 1, 0.975))
+    return Estimate(mean, point * spread / math.sqrt(count), count)
 
 
 @dataclass(frozen=True)
@@ -37,21 +85,21 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """What may stand in one table: one picture set, scale, protocol, and at the laptop scale one
+    """What may stand in one table: one dataset, scale, protocol, and at the laptop scale one
     network and length of training.
 
     Args:
         title: says all of it.
         columns: of the scores.
         lines: the rows.
-        same_pictures: whether published numbers are of the same pictures and network.
+        same_images: whether published numbers are of the same images and network.
         without: published methods that have no recipe of ours -> why.
     """
 
     title: str
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
-    same_pictures: bool
+    same_images: bool
     without: Mapping[str, str]
 
 
@@ -77,7 +125,7 @@ def _place(record: Record) -> _Place:
     At the full scale the labels name the backbone, as the paper's tables do; at the laptop scale
     another network or another length of training is another table.
     """
-    place = record["scale"], record["data"], record["protocol"]
+    place = record["scale"], record["data"], record["model_selection"]
     return *place, *(_trained(record) if record["scale"] == "laptop" else ("", 0, 0))
 
 
@@ -90,15 +138,15 @@ def _trained(record: Record) -> tuple[str, int, int]:
 def _block(table: Table, place: _Place, records: Sequence[Record]) -> Block:
     scale, data = place[:2]
     laptop = scale == "laptop"
-    found = table.laptop_rows(data) if laptop else [row for row in table.rows if row.data == data]
-    rows = {row.label(scale): row for row in found}
+    known: Scale = "laptop" if laptop else "full"
+    rows = {row.label(known): row for row in table.rows_for(known, data)}
     order = {label: number for number, label in enumerate(rows)}
     # Seeds of one line must differ in nothing else, such as a rate chosen later; and each counts
     # once, though several files may hold its record.
-    groups: dict[tuple[str, tuple[str, ...], str], dict[int, Record]] = {}
+    groups: dict[tuple[str, str, str], dict[int, Record]] = {}
     for record in records:
         alike = json.dumps(record["settings"] | {"seed": None}, sort_keys=True)
-        name = (record["row"], tuple(record["overrides"]), alike)
+        name = (record["row"], _changed(record["overrides"]), alike)
         groups.setdefault(name, {})[record["seed"]] = record
     places = sorted(groups, key=lambda name: (order.get(name[0], len(order)), name))
     lines = [
@@ -120,15 +168,15 @@ def _block(table: Table, place: _Place, records: Sequence[Record]) -> Block:
 
 
 def _title(place: _Place, records: Sequence[Record]) -> str:
-    scale, data, protocol = place[:3]
-    optimistic = ": chosen on the test, optimistic" if protocol == "paper" else ""
+    scale, data, selection = place[:3]
+    chosen = "the test, optimistic" if selection == "test" else "validation classes"
     trained = sorted({_trained(record) for record in records})
     networks = dict.fromkeys(network for network, *_ in trained)
     lengths = dict.fromkeys(
         f"{steps} steps" if steps else f"{epochs} epochs" for _, steps, epochs in trained
     )
     return (
-        f"{scale} scale, {DATA_NAMES.get(data, data)}, protocol {protocol}{optimistic}; "
+        f"{scale} scale, {DATA_NAMES.get(data, data)}, model chosen on {chosen}; "
         f"{' and '.join(networks)}, {' and '.join(lengths)}"
     )
 
@@ -136,7 +184,7 @@ def _title(place: _Place, records: Sequence[Record]) -> str:
 def _line(
     table: Table,
     label: str,
-    overrides: tuple[str, ...],
+    overrides: str,
     records: Sequence[Record],
     row: Row | None,
 ) -> Line:
@@ -147,12 +195,16 @@ def _line(
             ours[column] = estimate(values)
     rates = {record["settings"]["learning_rate"] for record in records}
     failed = sum(record["failed"] is not None for record in records)
-    changed = f" [{', '.join(overrides)}]" if overrides else ""
+    changed = f" [{overrides}]" if overrides else ""
     broken = f" ({failed} of {len(records)} broke off)" if failed else ""
     rate = f"{rates.pop():g}" if len(rates) == 1 else ""
     published = {} if row is None or overrides else _published(table, row)
     network = row.published[0] if row is not None and row.published and published else ""
     return Line(f"{label}{changed}{broken}", rate, ours, published, network)
+
+
+def _changed(overrides: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in overrides.items())
 
 
 def _columns(table: Table) -> tuple[str, ...]:
@@ -164,7 +216,7 @@ def _score(record: Record, column: str) -> float | None:
     """In percent; columns are named as in the paper."""
     split, _, name = column.rpartition(" ")
     scores: Mapping[str, Any] = record["scores"].get(split or "test") or {}
-    key = name.lower() if name in ("NMI", "AMI") else name.replace("R@", "recall@")
+    key = name.replace("R@", "recall@") if name.startswith("R@") else name.lower()
     value = scores.get(key)
     return None if value is None else 100.0 * float(value)
 
@@ -183,15 +235,15 @@ def _published(table: Table, row: Row) -> dict[str, float]:
 
 
 def _others(table: Table, data: str | None) -> list[tuple[Key, Line]]:
-    """The published rows of a picture set, or of all."""
+    """The published rows of a dataset, or of all."""
     if table.published is None:
         return []
     lines = []
     for key, scores in published_scores()[table.published].items():
-        backbone, method, dim, pictures = key
-        if data is None or pictures == DATA_NAMES.get(data):
+        backbone, method, dim, images = key
+        if data is None or images == DATA_NAMES.get(data):
             size = f", {dim}-d" if dim not in ("", "512") else ""
-            label = f"{backbone} {method}{size}, {pictures}"
+            label = f"{backbone} {method}{size}, {images}"
             lines.append((key, Line(label, "", {}, scores, backbone)))
     return lines
 
@@ -211,3 +263,51 @@ def _reasons(others: Sequence[tuple[Key, Line]]) -> dict[str, str]:
 
 def _has(line: Line, column: str) -> bool:
     return column in line.ours or column in line.published
+
+
+def as_markdown(table: Table, blocks: Sequence[Block]) -> str:
+    """The tables in Markdown.
+
+    Args:
+        table: gives the heading.
+        blocks: of `table_blocks`.
+    """
+    parts = [f"### {table.name}", "", f"{table.title}."]
+    for block in blocks:
+        parts += ["", f"**{block.title[0].upper()}{block.title[1:]}**", "", *_grid(block)]
+        if not block.same_images and any(line.published for line in block.lines):
+            parts += [
+                "",
+                "The paper's numbers are for its own images, network and length of training: "
+                "compare the order within one network, not the values.",
+            ]
+        reasons: dict[str, list[str]] = {}
+        for method, reason in block.without.items():
+            reasons.setdefault(reason, []).append(method)
+        if reasons:
+            told = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
+            parts += ["", f"Published only: {told}."]
+    if not blocks:
+        parts += ["", "The paper prints no numbers for it, and there are none of ours yet."]
+    return "\n".join(parts) + "\n"
+
+
+def _grid(block: Block) -> list[str]:
+    ours = any(line.ours for line in block.lines)
+    printed = [c for c in block.columns if any(c in line.published for line in block.lines)]
+    heads = ["row", *(["seeds", "rate", *block.columns] if ours else [])]
+    networks = {line.network for line in block.lines if line.network}
+    several = ours and not block.same_images and len(networks) > 1
+    heads += [*(["paper's network"] if several else []), *(f"paper {column}" for column in printed)]
+    rule = ["---"] + ["---:"] * (len(heads) - 1)
+    lines = ["| " + " | ".join(heads) + " |", "|" + "|".join(rule) + "|"]
+    for line in block.lines:
+        count = max((value.count for value in line.ours.values()), default=0)
+        cells = [line.label]
+        if ours:
+            cells += [str(count or "–"), line.rate or "–"]
+            cells += [str(line.ours.get(column, "–")) for column in block.columns]
+        cells += [line.network or "–"] if several else []
+        cells += [f"{line.published[c]:.1f}" if c in line.published else "–" for c in printed]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines

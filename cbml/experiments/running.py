@@ -1,60 +1,45 @@
-"""Units to records: claimed, run or resumed, scored, and never repeated."""
+"""Jobs to records: leased, run or resumed, scored, and never repeated."""
 
-import dataclasses
-import functools
+import contextlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cbml.data import Splits
-from cbml.errors import BadData, DamagedFile
-from cbml.evaluation import evaluate
-from cbml.experiments.claims import STALE_SECONDS, Claim, ClaimLost, claimed
-from cbml.experiments.records import (
+from cbml.errors import BadData, DamagedFile, FolderInUse
+from cbml.experiments.jobs import (
+    Job,
     add_records,
     build_record,
     package_versions,
     records_file,
+    run_name,
 )
 from cbml.experiments.sources import Sources
-from cbml.experiments.tools import TOOLS
-from cbml.experiments.units import Unit, run_name
-from cbml.files import write_json
+from cbml.files import locked, write_json
 from cbml.models import Embedder
-from cbml.pseudo import train_unlabelled
-from cbml.training import (
-    BadNumbers,
-    Listener,
-    Recipe,
-    StepReport,
-    read_metrics,
-    read_record,
-    train_run,
-)
-from cbml.training.assembly import flat_scores, load_splits
-from cbml.training.scoring import note_test_look, score_split
-
-__all__ = ["Progress", "finished_scores", "run_units"]
+from cbml.runs import RunConfig, load_splits, note_test_evaluation, score_split
+from cbml.runs import run as train
+from cbml.training import Callback, NonFiniteError, read_metrics, read_record
 
 # Every K of the paper's tables.
-_score = functools.partial(evaluate, recall_at=(1, 2, 4, 8, 10, 20, 30, 100, 1000))
+_RECALL_AT = (1, 2, 4, 8, 10, 20, 30, 100, 1000)
 
-Word = Literal["finished", "done", "failed", "elsewhere"]
+Outcome = Literal["finished", "done", "failed", "elsewhere"]
 
 
 @dataclass
 class Progress:
-    """What became of each unit.
+    """What became of each job.
 
     Args:
-        finished: had been done before.
-        done: done now.
-        failed: done now, but numbers went bad.
-        elsewhere: another process works on it, or has taken it over.
-        refused: what is missing or wrong -> the names of the units that wait for it.
+        finished: Jobs done before.
+        done: Jobs done now.
+        failed: Jobs done now whose numbers became non-finite.
+        elsewhere: Jobs that another process works on.
+        refused: What is missing or wrong -> the names of the jobs that wait for it.
     """
 
     finished: int = 0
@@ -63,138 +48,127 @@ class Progress:
     elsewhere: int = 0
     refused: dict[str, list[str]] = field(default_factory=dict)
 
+    def add(self, other: "Progress") -> None:
+        """Add what became of further jobs."""
+        for word in ("finished", "done", "failed", "elsewhere"):
+            setattr(self, word, getattr(self, word) + getattr(other, word))
+        for reason, names in other.refused.items():
+            self.refused.setdefault(reason, []).extend(names)
 
-def run_units(
-    units: Sequence[Unit],
-    out: Path,
-    *,
-    sources: Sources,
-    listener: Listener,
-    stale_seconds: float = STALE_SECONDS,
-) -> Progress:
+
+@contextlib.contextmanager
+def lease(folder: Path) -> Iterator[bool]:
+    """Hold the folder of a run inside the block; False where another process holds it.
+
+    The lock is one of the operating system (see `locked`): it ends with its process, so that
+    others take over at once from one that was killed.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder, wait=0, name=".lease"))
+        except FolderInUse:
+            yield False
+        else:
+            yield True
+
+
+def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Callback) -> Progress:
     """Do what is not yet done, and write the records of all that is.
 
     Several processes, also of several machines, may do this with one folder: each takes what
-    nobody else holds. Interrupted, the same call goes on where it stopped. A unit whose pictures
-    or weights are missing, unreachable or damaged does not keep others from being run.
+    nobody else holds. Interrupted, the same call resumes where it stopped. Images and weights are
+    looked for first; a job whose images or weights are missing, unreachable or damaged does not
+    keep others from being run.
 
     Args:
-        units: what is wanted.
-        out: folder of runs and records.
-        sources: places of pictures and weights.
-        listener: hears of every step.
-        stale_seconds: after which a claim that was not renewed is void.
+        jobs: What is wanted.
+        out: Folder of runs and records.
+        sources: Places of images and weights.
+        callback: Hears of every step.
     """
     progress = Progress()
-    units = sources.named(units)
-    for number, unit in enumerate(units, start=1):
-        folder = out / "runs" / run_name(unit)
-        word: Word = "finished"
-        try:
-            if finished_scores(unit, folder) is None:
-                with claimed(folder, stale_seconds=stale_seconds) as claim:
-                    if claim is None:
-                        word = "elsewhere"
-                    elif finished_scores(unit, folder) is None:  # nobody did it while we asked
-                        listener.say(f"[{number} of {len(units)}] {unit.name}")
-                        word = _run(unit, folder, sources, _Watched(listener, claim))
-        except (BadData, DamagedFile, ConnectionError) as error:
-            listener.end()
-            progress.refused.setdefault(str(error), []).append(unit.name)
+    jobs = sources.named(jobs)
+    folders = [out / "runs" / run_name(job) for job in jobs]
+    unfinished = [
+        job
+        for job, folder in zip(jobs, folders, strict=True)
+        if finished_scores(job, folder) is None
+    ]
+    waiting = set()
+    for line, refused in sources.missing(unfinished).items():
+        callback.on_message(line)
+        progress.refused[line] = [job.name for job in refused]
+        waiting |= {run_name(job) for job in refused}
+    for number, (job, folder) in enumerate(zip(jobs, folders, strict=True), start=1):
+        if folder.name in waiting:
             continue
-        except ClaimLost as error:
-            listener.end()
-            listener.say(str(error))
-            word = "elsewhere"
-        setattr(progress, word, getattr(progress, word) + 1)
-        scores = finished_scores(unit, folder)
+        title = f"[{number} of {len(jobs)}] {job.name}"
+        try:
+            outcome = _do(job, folder, title, sources, callback)
+        except (BadData, DamagedFile, ConnectionError) as error:
+            callback.end()
+            progress.refused.setdefault(str(error), []).append(job.name)
+            continue
+        setattr(progress, outcome, getattr(progress, outcome) + 1)
+        scores = finished_scores(job, folder)
         if scores is not None:
-            add_records(records_file(out, unit), [build_record(unit, folder, scores)])
-            listener.say(f"[{number} of {len(units)}] {unit.name}: {word}, {_headline(scores)}")
+            add_records(records_file(out, job), [build_record(job, folder, scores)])
+            callback.on_message(f"{title}: {outcome}, {_headline(scores)}")
     return progress
 
 
-def finished_scores(unit: Unit, folder: Path) -> dict[str, Any] | None:
-    """The scores of a unit's run if all that the unit asks for are there.
+def _do(job: Job, folder: Path, title: str, sources: Sources, callback: Callback) -> Outcome:
+    """Run a job unless it is finished or another process holds it."""
+    if finished_scores(job, folder) is not None:
+        return "finished"
+    with lease(folder) as held:
+        if not held:
+            return "elsewhere"
+        if finished_scores(job, folder) is not None:  # another process finished it just now
+            return "finished"
+        callback.on_message(title)
+        return _run(job, folder, sources, callback)
 
-    Args:
-        unit: names the splits.
-        folder: of the run.
-    """
+
+def finished_scores(job: Job, folder: Path) -> dict[str, Any] | None:
+    """The scores of a job's run if all that the job asks for are there."""
     try:
         scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    done = "failed" in scores or all(split in scores for split in unit.scored)
+    done = "failed" in scores or all(split in scores for split in job.scored)
     return dict(scores) if done else None
 
 
-class _Watched(Listener):
-    """Passes everything on, and stops the run where its claim was lost."""
-
-    def __init__(self, inner: Listener, claim: Claim) -> None:
-        self.inner = inner
-        self.claim = claim
-
-    def say(self, text: str) -> None:
-        self.inner.say(text)
-
-    def begin(self, step: int, steps: int) -> None:
-        self.inner.begin(step, steps)
-
-    def step(self, report: StepReport) -> None:
-        self.claim.check()
-        self.inner.step(report)
-
-    def end(self) -> None:
-        self.inner.end()
-
-
-def _run(unit: Unit, folder: Path, sources: Sources, listener: _Watched) -> Word:
-    recipe = sources.local(unit.recipe)
-    load = load_splits if unit.protocol == "honest" else _chosen_on_test
+def _run(job: Job, folder: Path, sources: Sources, callback: Callback) -> Outcome:
+    config = sources.local(job.config)
     try:
-        model, splits = _trained(recipe, folder, load, listener)
-    except BadNumbers as error:  # a rate too high is a result as well
-        listener.end()
+        model = _trained(config, folder, callback)
+    except NonFiniteError as error:  # a learning rate too high is a result as well
+        callback.end()
         broken = {"failed": str(error), "packages": package_versions()}
         write_json(folder / "scores.json", broken)
         return "failed"
+    splits = load_splits(config)
     known = {"packages": package_versions()} | _known_scores(folder)
     scores: dict[str, Any] = known | {"validation": _best_validation(folder)}
-    for split in unit.scored:
+    for split in job.scored:
         if split not in scores:
-            listener.claim.check()
-            listener.say(f"scoring {split} pictures")
-            found = score_split(model, splits, split, _score)
-            scores[split] = flat_scores(found)
+            callback.on_message(f"scoring {split} images")
+            found = score_split(model, splits, split, recall_at=_RECALL_AT)
+            scores[split] = found.metrics
             if split == "test":
-                note_test_look(folder, found)
+                note_test_evaluation(folder, found)
     write_json(folder / "scores.json", scores)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # the model is all that is left to do
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # only the model is still needed
     return "done"
 
 
-def _trained(
-    recipe: Recipe, folder: Path, load: Callable[[Recipe], Splits], listener: Listener
-) -> tuple[Embedder, Splits]:
+def _trained(config: RunConfig, folder: Path, callback: Callback) -> Embedder:
     started = (folder / "run.json").exists()
     if started and read_record(folder).get("finished"):
-        return Embedder.load(folder / "model").eval(), load(recipe)
-    if recipe.labels != "known":
-        outcome = train_unlabelled(recipe, folder, TOOLS, resume=started, listener=listener)
-        return outcome.model, load(recipe)
-    outcome = train_run(recipe, folder, TOOLS, resume=started, load=load, listener=listener)
-    return outcome.model, outcome.splits
-
-
-def _chosen_on_test(recipe: Recipe) -> Splits:
-    """All training classes train, and the test classes choose: optimistic, and called so."""
-    splits = load_splits(dataclasses.replace(recipe, validation=0.0))
-    held = splits.test if splits.test is not None else splits.query
-    assert held is not None
-    record = {**splits.record, "chosen_on": "test"}
-    return dataclasses.replace(splits, validation=held, record=record)
+        return Embedder.load(folder / "model").eval()
+    return train(config, folder, resume=started, callback=callback).model
 
 
 def _known_scores(folder: Path) -> dict[str, Any]:

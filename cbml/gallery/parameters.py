@@ -1,115 +1,139 @@
-"""Query parameters: one description reads them, refuses them and documents them."""
+"""The parameters of requests: their types, bounds and descriptions, and what is refused."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-__all__ = ["Parameter", "Refusal", "read_number", "read_parameters"]
+from fastapi import Depends, Path, Query, Request
+from pydantic import BeforeValidator, Field
 
-_WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
-_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{0,18})?", re.ASCII)
+from cbml.gallery.results import MAX_RESULTS, SearchOptions
+from cbml.gallery.uploads import Refusal
 
+if TYPE_CHECKING:
+    from cbml.gallery.service import Service
 
-class Refusal(Exception):
-    """A request that is answered by an error; `status` is its HTTP code, `message` one line."""
+__all__ = [
+    "PAGE",
+    "ImageId",
+    "Label",
+    "Limit",
+    "Offset",
+    "Options",
+    "Results",
+    "Served",
+    "Size",
+    "Text",
+    "Which",
+    "check_parameters",
+    "known_parameters",
+]
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A query parameter.
-
-    Args:
-        name: as in the address.
-        kind: of its value.
-        about: what it does, for the description.
-        default: its value when it is not given.
-        least: smallest number.
-        most: largest number, or longest text.
-        choices: the only values, for texts and whole numbers; all where there are none.
-    """
-
-    name: str
-    kind: Literal["integer", "number", "boolean", "string"]
-    about: str
-    default: Any = None
-    least: float = 0
-    most: float = 200
-    choices: tuple[Any, ...] = ()
-
-    def read(self, text: str) -> Any:
-        """The value of a text; raises Refusal where it has none.
-
-        Args:
-            text: as in the address, decoded.
-        """
-        if self.kind == "string":
-            if len(text) > self.most:
-                raise Refusal(400, f"{self.name}: longer than {self.most:g} characters")
-            return self._chosen(text)
-        if self.kind == "boolean":
-            if text not in ("true", "false"):
-                raise Refusal(400, f"{self.name}: must be true or false")
-            return text == "true"
-        pattern = _WHOLE if self.kind == "integer" else _DECIMAL
-        value = float(text) if pattern.fullmatch(text) else -1.0
-        if not self.least <= value <= self.most:
-            raise Refusal(400, f"{self.name}: must be from {self.least:g} to {self.most:g}")
-        return self._chosen(int(text) if self.kind == "integer" else value)
-
-    def schema(self) -> dict[str, Any]:
-        """Its description in OpenAPI."""
-        schema: dict[str, Any] = {"type": self.kind}
-        if self.kind in ("integer", "number"):
-            schema |= {"minimum": self.least, "maximum": self.most}
-        if self.kind == "string" and not self.choices:
-            schema["maxLength"] = self.most
-        if self.choices:
-            schema["enum"] = list(self.choices)
-        if self.default is not None:
-            schema["default"] = self.default
-        described = {"name": self.name, "in": "query", "required": False}
-        return {**described, "description": self.about, "schema": schema}
-
-    def _chosen(self, value: Any) -> Any:
-        if self.choices and value not in self.choices:
-            known = ", ".join(map(str, self.choices))
-            raise Refusal(400, f"{self.name}: must be one of {known}")
-        return value
+PAGE = 500  # entries of a list in one answer
 
 
-def read_parameters(given: Iterable[tuple[str, str]], known: Sequence[Parameter]) -> dict[str, Any]:
-    """The value of every known parameter; unknown and repeated ones are refused.
-
-    Args:
-        given: names and texts, in the order of the address.
-        known: what may be given.
-    """
-    values = {parameter.name: parameter.default for parameter in known}
-    by_name = {parameter.name: parameter for parameter in known}
+def check_parameters(request: Request) -> None:
+    """Refuse parameters that nobody reads: a typing error must not pass for a search."""
+    known = request.app.state.parameters.get(request.scope["route"].path)
     seen: set[str] = set()
-    for name, text in given:
-        if name not in by_name:
-            names = ", ".join(by_name) or "none"
+    for name, _ in request.query_params.multi_items():
+        if known is not None and name not in known:
+            names = ", ".join(known) or "none"
             raise Refusal(400, f"{name[:40]!r}: no such parameter; known: {names}")
         if name in seen:
             raise Refusal(400, f"{name}: given twice")
         seen.add(name)
-        values[name] = by_name[name].read(text)
-    return values
 
 
-def read_number(text: str) -> int:
-    """The id in an address; raises Refusal where there is none.
+def known_parameters(description: dict[str, Any]) -> dict[str, list[str]]:
+    """Path -> names of its query parameters, from the OpenAPI description."""
+    return {
+        path: [
+            parameter["name"]
+            for operation in operations.values()
+            for parameter in operation.get("parameters", [])
+            if parameter["in"] == "query"
+        ]
+        for path, operations in description["paths"].items()
+    }
 
-    Args:
-        text: a part of the path.
-    """
-    if not _WHOLE.fullmatch(text):
-        raise Refusal(404, "not the number of a picture")
-    return int(text)
+
+def _whole(value: Any) -> Any:
+    # Digits alone: Python reads 1_0 and digits of other scripts as numbers too.
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,18}", value):
+        raise ValueError("must be a whole number")
+    return int(value)
+
+
+def _decimal(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,18})?", value):
+        raise ValueError("must be a number")
+    return value
+
+
+def _flag(value: Any) -> Any:
+    if value not in ("true", "false", True, False):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _service(request: Request) -> "Service":
+    service: Service = request.app.state.service
+    return service
+
+
+Served = Annotated[Any, Depends(_service)]  # a Service, whose module imports this one
+ImageId = Annotated[
+    int,
+    Field(ge=0, le=2**53),
+    BeforeValidator(_whole),
+    Path(alias="id", description="Id of an image."),
+]
+Which = Annotated[
+    Literal["main", "compare"], Query(description="The gallery, where two are served.")
+]
+Label = Annotated[
+    str | None, Query(max_length=1000, description="Only images of this label, in any case.")
+]
+Text = Annotated[
+    str, Query(max_length=200, description="Only images whose name or label contains this.")
+]
+Offset = Annotated[
+    int, Field(ge=0, le=10**9), BeforeValidator(_whole), Query(description="Entries to skip.")
+]
+Limit = Annotated[
+    int, Field(ge=1, le=PAGE), BeforeValidator(_whole), Query(description="Entries wanted.")
+]
+Results = Annotated[
+    int, Field(ge=1, le=MAX_RESULTS), BeforeValidator(_whole), Query(description="Results wanted.")
+]
+Probability = Annotated[
+    Annotated[float, Field(ge=0, le=1), BeforeValidator(_decimal)] | None,
+    Query(description="Only results at least so probable."),
+]
+HideDuplicates = Annotated[
+    Annotated[bool, BeforeValidator(_flag)],
+    Query(description="Leave out near-duplicates of the query and of better results."),
+]
+Size = Annotated[
+    Annotated[Literal[96, 192, 384], BeforeValidator(_whole)],
+    Query(description="Pixels of the longer side."),
+]
+
+
+def _search_options(
+    k: Results = 50,
+    min_probability: Probability = None,
+    label: Label = None,
+    text: Text = "",
+    hide_duplicates: HideDuplicates = False,
+) -> SearchOptions:
+    return SearchOptions(
+        k=k,
+        min_probability=min_probability,
+        label=label,
+        text=text,
+        hide_duplicates=hide_duplicates,
+    )
+
+
+Options = Annotated[SearchOptions, Depends(_search_options)]

@@ -1,135 +1,205 @@
-"""The gallery as an ASGI application."""
+"""The gallery as an ASGI application: galleries that follow their folders, and their threads."""
 
 import asyncio
-import json
 import logging
-from collections.abc import Awaitable, Callable, Collection
+import time
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-from starlette.applications import Starlette
+import numpy as np
+import torch
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
-from cbml.gallery.endpoints import Call, Endpoints, Jpeg
+from cbml import __version__
+from cbml.files import MANIFEST
+from cbml.gallery.compare import counterparts
+from cbml.gallery.decoding import DecodingFailed, ImageDecoder
 from cbml.gallery.gallery import Gallery
-from cbml.gallery.guard import Guard, error_body
-from cbml.gallery.metrics import Metrics
-from cbml.gallery.openapi import PREFIX, openapi
-from cbml.gallery.parameters import Refusal, read_parameters
-from cbml.gallery.routes import ROUTES, Route
-from cbml.gallery.uploads import Uploads
+from cbml.gallery.middleware import Guard, Metrics, error_body
+from cbml.gallery.parameters import known_parameters
+from cbml.gallery.results import Query
+from cbml.gallery.routes import PREFIX, router
+from cbml.gallery.thumbnails import ByteCache
+from cbml.gallery.uploads import Refusal, Uploads
 
-__all__ = ["make_app"]
+__all__ = ["Service", "make_app", "make_service"]
 
+CACHE_BYTES = 64 * 1024 * 1024
+# Seconds between two looks at whether a gallery's folder was brought up to date.
+LOOK_EVERY = 1.0
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _LOG = logging.getLogger("cbml.gallery")
 
-Answering = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
+Which = Literal["main", "compare"]
 
 
-def make_app(
+def make_app(gallery: Gallery, **options: Any) -> ASGIApp:
+    """The application alone, with the options of `make_service`."""
+    return make_service(gallery, **options)[1]
+
+
+def make_service(
     gallery: Gallery,
     *,
     hosts: Collection[str],
     compare: Gallery | None = None,
     uploads: Uploads | None = None,
-) -> ASGIApp:
-    """The service.
+    token: str | None = None,
+) -> tuple["Service", ASGIApp]:
+    """The service and its application.
 
     Args:
-        gallery: what to serve.
-        hosts: names it may be called by, as `allowed_hosts` gives them.
-        compare: a second gallery of the same pictures, by another model.
-        uploads: limits of what is sent.
+        gallery: What to serve.
+        hosts: Names it may be called by, as `allowed_hosts` gives them.
+        compare: A second gallery of the same images, by another model.
+        uploads: Limits of what is sent.
+        token: Every request for data has to carry it; None asks for none.
     """
-    service = _Service(gallery, compare, uploads or Uploads())
-    routes = [
-        StarletteRoute(PREFIX + route.path, service.answering(route), methods=[route.method])
-        for route in ROUTES
-    ]
-    described = json.dumps(openapi()).encode()
-    fixed = {f"{PREFIX}/openapi.json": (described, "application/json"), **_page()}
-    routes += [
-        StarletteRoute(path, _constant(path, content, kind))
-        for path, (content, kind) in fixed.items()
-    ]
-    routes += [
-        StarletteRoute("/health", service.health),
-        StarletteRoute("/metrics", service.report),
-    ]
-    app = Starlette(
-        routes=routes,
-        exception_handlers={HTTPException: _http_error, Refusal: _refused, Exception: _failed},
+    service = Service(gallery, compare, uploads or Uploads(), is_open=token is None)
+    app = FastAPI(
+        title="cbml serve",
+        version=__version__,
+        docs_url=None,  # they load their scripts from another site
+        redoc_url=None,
+        openapi_url=f"{PREFIX}/openapi.json",
+        redirect_slashes=False,
+        exception_handlers={
+            HTTPException: _http_error,
+            Refusal: _refused,
+            RequestValidationError: _invalid,
+            Exception: _failed,
+        },
     )
-    app.router.redirect_slashes = False
-    return Guard(app, hosts, service.metrics)
+    app.state.service = service
+    app.include_router(router)
+    page = _page()
+    for path, (content, kind) in page.items():
+        app.add_api_route(path, _constant(content, kind), include_in_schema=False)
+    app.state.parameters = known_parameters(app.openapi())
+    open_paths = {*page, "/health"}
+    return service, Guard(app, hosts, service.metrics, token=token, open_paths=open_paths)
 
 
-class _Service:
-    """Answers requests in threads: one for vectors and model, two for files of pictures.
+class Service:
+    """The galleries that are served, and the threads that work on requests.
 
-    One thread is enough for the former, since faiss and torch use all cores by themselves; several
-    searches at once would only take turns on them, with more memory.
+    One thread searches, since faiss and torch use all cores by themselves; several searches at
+    once would only take turns on them, with more memory. Two read files of images. Uploads are
+    decoded by processes of their own, for which as many threads wait.
     """
 
-    def __init__(self, gallery: Gallery, compare: Gallery | None, uploads: Uploads) -> None:
-        self.endpoints = Endpoints(gallery, compare, body_limit=uploads.body_limit)
-        self.gallery, self.uploads, self.metrics = gallery, uploads, Metrics()
-        self.pools = {
+    def __init__(
+        self, gallery: Gallery, compare: Gallery | None, uploads: Uploads, *, is_open: bool
+    ) -> None:
+        self.main, self.second = gallery, compare
+        self.uploads, self.metrics, self.is_open = uploads, Metrics(), is_open
+        self.cache, self.decoder = ByteCache(CACHE_BYTES), ImageDecoder()
+        self.moves: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._pools = {
             "search": ThreadPoolExecutor(1, thread_name_prefix="cbml-search"),
-            "pictures": ThreadPoolExecutor(2, thread_name_prefix="cbml-pictures"),
+            "images": ThreadPoolExecutor(2, thread_name_prefix="cbml-images"),
+            "decode": ThreadPoolExecutor(uploads.at_once, thread_name_prefix="cbml-decode"),
         }
+        self._looked = time.monotonic()
+        self._versions = {which: _version(self.gallery(which)) for which in self._served()}
+        self._find_counterparts()
 
-    def answering(self, route: Route) -> Answering:
-        async def answer(request: Request) -> Response:
-            request.scope["cbml_route"] = PREFIX + route.path
-            values = read_parameters(request.query_params.multi_items(), route.parameters)
-            body = await self.uploads.read(request) if route.body else b""
-            call = Call(request.path_params.get("id", ""), values, body)
-            tags = request.headers.get("if-none-match", "")
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(
-                self.pools[route.work], lambda: _response(route.answer(self.endpoints, call), tags)
-            )
+    async def run(self, pool: str, work: Callable[[], T]) -> T:
+        """The result of a function in one of the pools."""
+        return await asyncio.get_running_loop().run_in_executor(self._pools[pool], work)
 
-        return answer
+    async def searching(self, work: Callable[[], T]) -> T:
+        """The result of a function that uses the galleries, brought up to date before."""
+        if time.monotonic() - self._looked > LOOK_EVERY:
+            await self.run("search", self._look)
+        return await self.run("search", work)
 
-    async def health(self, request: Request) -> Response:
-        request.scope["cbml_route"] = "/health"
-        return _json({"status": "ok", "pictures": len(self.gallery)})
+    async def decoded(self, request: Request, galleries: list[Gallery]) -> list[Query]:
+        """The image in the body of a request, as a query to each of some galleries."""
+        with self.uploads:
+            body = await self.uploads.read(request)
+            wanted = [gallery.state.model["preprocessing"] for gallery in galleries]
+            try:
+                image = await self.run("decode", lambda: self.decoder.decode(body, wanted))
+            except DecodingFailed as failure:
+                status = 408 if failure.too_slow else 422
+                raise Refusal(status, f"the image: {failure.reason}") from None
 
-    async def report(self, request: Request) -> Response:
-        request.scope["cbml_route"] = "/metrics"
-        gauges = {
-            "cbml_pictures": len(self.gallery),
-            "cbml_thumbnail_cache_bytes": self.endpoints.cache.size,
-        }
-        text = self.metrics.text(gauges)
-        return Response(text, media_type="text/plain; version=0.0.4")
+        def queries() -> list[Query]:
+            return [
+                gallery.framed_query(torch.from_numpy(framed.copy()), image.signature)
+                for gallery, framed in zip(galleries, image.framed, strict=True)
+            ]
+
+        return await self.run("search", queries)
+
+    def gallery(self, which: Which) -> Gallery:
+        """The gallery that is meant."""
+        if which == "main":
+            return self.main
+        if self.second is None:
+            raise Refusal(400, "which: one gallery is served; start with --compare for a second")
+        return self.second
+
+    def warm_up(self) -> None:
+        """Do once what would make the first requests slow."""
+        self.decoder.warm_up()
+        for which in self._served():
+            self.gallery(which).warm_up()
+
+    def close(self) -> None:
+        """End the processes that decode."""
+        self.decoder.close()
+
+    def _served(self) -> tuple[Which, ...]:
+        return ("main",) if self.second is None else ("main", "compare")
+
+    def _look(self) -> None:
+        """Open what was brought up to date; only the thread that searches does this."""
+        self._looked = time.monotonic()
+        for which in self._served():
+            gallery = self.gallery(which)
+            version = _version(gallery)
+            if version in (None, self._versions[which]):
+                continue
+            try:
+                fresh = gallery.reopened()
+            except ValueError as error:  # the old one is still good
+                _LOG.warning("%s: not brought up to date: %s", gallery.folder, error)
+            else:
+                if which == "main":
+                    self.main = fresh
+                else:
+                    self.second = fresh
+                gallery.close()
+                self._find_counterparts()
+            self._versions[which] = version
+
+    def _find_counterparts(self) -> None:
+        if self.second is not None:
+            main, second = self.main, self.second
+            self.moves = counterparts(main, second), counterparts(second, main)
 
 
-def _response(answer: Any, known_tags: str) -> Response:
-    if not isinstance(answer, Jpeg):
-        return _json(answer)
-    tag = f'"{answer.tag}"'
-    headers = {"etag": tag, "cache-control": "private, max-age=3600"}
-    if tag in known_tags:
-        return Response(status_code=304, headers=headers)
-    return Response(answer.content(), media_type="image/jpeg", headers=headers)
-
-
-def _json(value: Any) -> Response:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Response(text.encode(), media_type="application/json")
+def _version(gallery: Gallery) -> tuple[int, int, int] | None:
+    """Changes with every commit: the manifest is a new file then."""
+    try:
+        status = (gallery.folder / MANIFEST).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _page() -> dict[str, tuple[bytes, str]]:
-    """Address -> content of the page's files; their names are fixed when the service starts."""
+    """Path -> content of the page's files; their names are fixed when the service starts."""
     folder = resources.files("cbml.gallery") / "page"
     files: dict[str, tuple[bytes, str]] = {}
     for file in folder.iterdir() if folder.is_dir() else ():
@@ -140,32 +210,43 @@ def _page() -> dict[str, tuple[bytes, str]]:
     return files
 
 
-def _constant(path: str, content: bytes, kind: str) -> Answering:
-    async def answer(request: Request) -> Response:
-        request.scope["cbml_route"] = path
+def _constant(content: bytes, kind: str) -> Callable[[], Any]:
+    async def answer() -> Response:
         return Response(content, headers={"content-type": kind, "cache-control": "no-cache"})
 
     return answer
 
 
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return Response(error_body(status, message), status, headers, media_type="application/json")
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
     headers = {"retry-after": "1"} if error.status == 429 else {}
-    if error.status in (408, 413, 429):
+    if error.status in (408, 413):
         headers["connection"] = "close"  # the rest of the body is not waited for
-    body = error_body(error.status, error.message)
-    return Response(body, error.status, headers, media_type="application/json")
+    return _error(error.status, error.message, headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """What FastAPI has to say about parameters, in our words."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["loc"][0] == "path":
+        return _error(404, "not the id of an image")
+    reason = str(first["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+    return _error(400, f"{first['loc'][-1]}: {reason}")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body = error_body(error.status_code, str(error.detail))
-    return Response(body, error.status_code, error.headers, media_type="application/json")
+    headers = dict(error.headers) if error.headers else None
+    return _error(error.status_code, str(error.detail), headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     _LOG.error("%s %s: %r", request.method, request.url.path, error)
-    status, message = 500, "an error of ours"
     if isinstance(error, ConnectionError):
-        status, message = 503, "the server of the vectors cannot be reached"
-    return Response(error_body(status, message), status, media_type="application/json")
+        return _error(503, "the vector server cannot be reached")
+    return _error(500, "internal server error")

@@ -1,15 +1,16 @@
-"""A gallery's folder: one manifest names the list of pictures, the model and the vectors.
+"""A gallery's folder: one manifest names the list of images, the model and the vectors.
 
     manifest.json                 the commit point; parts carry their hash in their names
-    pictures-<hash>.json          what is known of each picture
-    arrays-<hash>.safetensors     looks, places on the map, scores of the single pictures
+    images-<hash>.json            what is known of each image
+    arrays-<hash>.safetensors     signatures, map positions, scores of the single images
     calibration-<hash>.json       similarities to probabilities, where the run has one
     model-<fingerprint>/          the model that made the vectors
-    index-<number>/               the vectors, unless they live on a server
+    index-<generation>/           the vectors, unless they live on a server
     bad_images.csv                files that could not be read, for people
 
-A new state is written beside the old one, then the manifest is replaced by one rename, and only
-then the old state is deleted. So a kill at any moment leaves the old gallery or the new one.
+A new state is written beside the old one, then the manifest is replaced by one rename. The state
+before it stays until the commit after the next, so that a reader can finish. A kill at any moment
+leaves the old gallery or the new one.
 """
 
 import dataclasses
@@ -25,8 +26,9 @@ from numpy.typing import NDArray
 
 from cbml.errors import BadData, DamagedFile
 from cbml.files import MANIFEST, load_folder, save_folder
-from cbml.gallery.likeness import LOOK
-from cbml.gallery.pictures import Picture
+from cbml.gallery.images import GalleryImage
+from cbml.gallery.near_duplicates import SIGNATURE_SIZE
+from cbml.index import Kind, Store, open_store
 
 if TYPE_CHECKING:
     from cbml.bayes import MatchProbability
@@ -35,27 +37,24 @@ __all__ = [
     "KIND",
     "QueryScores",
     "State",
-    "drop_unnamed",
-    "is_gallery",
+    "is_saved",
+    "open_vectors",
     "read_state",
     "write_state",
 ]
 
-KIND = "cbml gallery 1"
-PICTURES, ARRAYS, CALIBRATION = "pictures.json", "arrays.safetensors", "calibration.json"
-_COLUMNS = tuple(about.name for about in dataclasses.fields(Picture))
+KIND = "cbml gallery 2"
+IMAGES, ARRAYS, CALIBRATION = "images.json", "arrays.safetensors", "calibration.json"
+_COLUMNS = tuple(column.name for column in dataclasses.fields(GalleryImage))
 _ROWS = [[int, str, str, label, int, int, str, int, int] for label in (str, type(None))]
 
 
 @dataclass(frozen=True, eq=False)
 class QueryScores:
-    """How well each picture finds those of its label, in the order of the pictures.
+    """How well each image finds those of its label, in the order of the images.
 
-    Args:
-        totals: Recall@K, MAP@R and the like, ready for JSON.
-        first_hits: rank of the nearest positive, 0 where there is none. (N,)
-        positives: how many there are. (N,)
-        average_precisions: at R; NaN where there is no positive. (N,)
+    `totals` are Recall@K, MAP@R and the like, ready for JSON; `first_hits` the rank of the nearest
+    positive, 0 where there is none; `average_precisions` at R, NaN where there is no positive. (N,)
     """
 
     totals: dict[str, Any]
@@ -68,20 +67,9 @@ class QueryScores:
 class State:
     """All that a gallery's folder says.
 
-    Args:
-        uid: made once for each gallery; names its collection on a server.
-        source: what the pictures were listed from, for people.
-        store: address of the vectors, as `open_store` takes it.
-        fingerprint: of the model; names its folder.
-        model: the model's settings.
-        generation: of the saved vectors; names their folder.
-        next_id: the id of the next picture.
-        pictures: by ascending id.
-        looks: (N, LOOK) uint8.
-        layout: (N, 2) uint16 places on the map, or None.
-        scores: None where nothing is labelled, or not yet computed.
-        bad: path and reason of each file that could not be read.
-        calibration: from similarities to probabilities in this gallery, or None.
+    `uid` is made once for each gallery and names its collection on a server; `source` says what
+    the images were listed from; `store` is the address of the vectors; `fingerprint` and
+    `generation` name the folders of the model and of the vectors.
     """
 
     uid: str
@@ -91,93 +79,89 @@ class State:
     model: dict[str, Any]
     generation: int = 0
     next_id: int = 0
-    pictures: tuple[Picture, ...] = ()
-    looks: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, LOOK), np.uint8))
+    images: tuple[GalleryImage, ...] = ()
+    signatures: NDArray[np.uint8] = field(
+        default_factory=lambda: np.empty((0, SIGNATURE_SIZE), np.uint8)
+    )
     layout: NDArray[np.uint16] | None = None
     scores: QueryScores | None = None
     bad: tuple[tuple[str, str], ...] = ()
     calibration: "MatchProbability | None" = None
 
     def model_folder(self, folder: Path) -> Path:
-        """Where the model is.
-
-        Args:
-            folder: of the gallery.
-        """
+        """Where the model is, in the gallery's folder."""
         return folder / f"model-{self.fingerprint}"
 
     def index_folder(self, folder: Path) -> Path:
-        """Where the vectors are, unless on a server.
-
-        Args:
-            folder: of the gallery.
-        """
+        """Where the vectors are, in the gallery's folder, unless on a server."""
         return folder / f"index-{self.generation}"
 
 
-def is_gallery(folder: Path) -> bool:
-    """Whether a folder holds something saved.
-
-    Args:
-        folder: to look at.
-    """
+def is_saved(folder: Path) -> bool:
+    """Whether a folder holds something saved."""
     return (folder / MANIFEST).is_file()
 
 
-def write_state(folder: Path, state: State) -> None:
-    """Commit a state; model and vectors must have been saved already.
+def open_vectors(
+    folder: Path, state: State, *, token: str | None = None, kind: Kind | None = None
+) -> Store:
+    """The vectors of a gallery; `kind` allows them to be made, where they do not exist yet."""
+    target = state.index_folder(folder)
+    if kind is None and state.store == "faiss" and not is_saved(target):
+        raise DamagedFile(f"{target}: the vectors are missing; run cbml index again with --rebuild")
+    return open_store(
+        state.store,
+        dim=int(state.model["dim"]),
+        folder=target,
+        name=f"cbml_{state.uid}",
+        kind=kind or "flat",
+        token=token,
+    )
 
-    Args:
-        folder: of the gallery; made if missing.
-        state: what to write.
-    """
+
+def write_state(folder: Path, state: State) -> None:
+    """Commit a state, whose model and vectors have been saved already."""
     parts = {
-        PICTURES: lambda path: path.write_text(_pictures_text(state), encoding="ascii"),
+        IMAGES: lambda path: path.write_text(_images_text(state), encoding="ascii"),
         ARRAYS: lambda path: safetensors.numpy.save_file(_arrays(state), path),
     }
     if state.calibration is not None:
         parts[CALIBRATION] = state.calibration.save
-    about = {
+    metadata = {
         name: getattr(state, name)
         for name in ("uid", "source", "store", "fingerprint", "model", "generation", "next_id")
     }
-    about["scores"] = None if state.scores is None else state.scores.totals
-    save_folder(folder, KIND, parts, about)
-
-
-def drop_unnamed(folder: Path, state: State) -> None:
-    """Delete models and vectors of earlier states.
-
-    Args:
-        folder: of the gallery.
-        state: the one that was committed.
-    """
-    named = {state.model_folder(folder), state.index_folder(folder)}
+    metadata["scores"] = None if state.scores is None else state.scores.totals
+    replaced = _folders_in_use(folder)
+    save_folder(folder, KIND, parts, metadata)
+    in_use = replaced | _folders_in_use(folder)
     for path in [*folder.glob("model-*"), *folder.glob("index-*")]:
-        if path.is_dir() and path not in named:
+        if path.is_dir() and path.name not in in_use:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def read_state(folder: Path) -> State:
-    """The state of a gallery; damage is found before it is used.
-
-    Args:
-        folder: of the gallery.
-    """
-    if not folder.is_dir():
-        raise BadData(
-            f"{folder}: no such gallery; make one:  cbml index RUN PICTURES --out {folder}"
-        )
-    parts, about = load_folder(folder, KIND)
+def _folders_in_use(folder: Path) -> set[str]:
+    """Names of the folders that the present manifest speaks of."""
     try:
-        rows, bad = _read_pictures(parts[PICTURES])
+        metadata = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["metadata"]
+        return {f"model-{metadata['fingerprint']}", f"index-{metadata['generation']}"}
+    except (OSError, KeyError, RecursionError, TypeError, ValueError):
+        return set()
+
+
+def read_state(folder: Path) -> State:
+    """The state of a gallery; damage is found before it is used."""
+    _refuse_what_is_no_gallery(folder)
+    parts, metadata = load_folder(folder, KIND)
+    try:
+        rows, bad = _read_images(parts[IMAGES])
         arrays = safetensors.numpy.load_file(parts[ARRAYS])
         state = State(
-            **{name: value for name, value in about.items() if name != "scores"},
-            pictures=rows,
-            looks=arrays["looks"],
+            **{name: value for name, value in metadata.items() if name != "scores"},
+            images=rows,
+            signatures=arrays["signatures"],
             layout=arrays.get("layout"),
-            scores=None if about["scores"] is None else _scores(about["scores"], arrays),
+            scores=None if metadata["scores"] is None else _scores(metadata["scores"], arrays),
             bad=bad,
             calibration=_calibration(parts[CALIBRATION]) if CALIBRATION in parts else None,
         )
@@ -188,25 +172,47 @@ def read_state(folder: Path) -> State:
     return state
 
 
-def _pictures_text(state: State) -> str:
-    rows = [[getattr(picture, name) for name in _COLUMNS] for picture in state.pictures]
+def _refuse_what_is_no_gallery(folder: Path) -> None:
+    make = f"cbml index RUN IMAGES --out {folder}"
+    if not folder.is_dir():
+        raise BadData(f"{folder}: no such gallery; make one:  {make}")
+    if (folder / "run.json").is_file() or is_saved(folder / "model"):
+        make = f"cbml index {folder} IMAGES --out gallery"
+        raise BadData(f"{folder}: a run, not a gallery; make a gallery with it:  {make}")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        kind = str(manifest["kind"])
+    except (OSError, KeyError, RecursionError, TypeError, ValueError):
+        return  # what is wrong with it is said when it is read
+    if kind.startswith("cbml gallery ") and kind != KIND:
+        raise DamagedFile(
+            f"{folder}: a gallery of an earlier version; delete the folder and make it again:  "
+            f"{make}"
+        )
+    if kind.startswith("cbml model "):
+        make = f"cbml index {folder} IMAGES --out gallery"
+        raise BadData(f"{folder}: a model, not a gallery; make a gallery with it:  {make}")
+
+
+def _images_text(state: State) -> str:
+    rows = [[getattr(image, name) for name in _COLUMNS] for image in state.images]
     # ASCII: a file name may hold bytes that are no text, which JSON can only carry escaped.
     return json.dumps({"columns": _COLUMNS, "rows": rows, "bad": state.bad}, allow_nan=False)
 
 
-def _read_pictures(path: Path) -> tuple[tuple[Picture, ...], tuple[tuple[str, str], ...]]:
+def _read_images(path: Path) -> tuple[tuple[GalleryImage, ...], tuple[tuple[str, str], ...]]:
     content = json.loads(path.read_text(encoding="ascii"))
     if tuple(content["columns"]) != _COLUMNS:
         raise ValueError(f"other columns than {', '.join(_COLUMNS)}")
     for row in content["rows"]:
         if list(map(type, row)) not in _ROWS:
-            raise ValueError("a row of pictures.json is not that of a picture")
-    pictures = tuple(Picture(*row) for row in content["rows"])
-    return pictures, tuple((str(path), str(reason)) for path, reason in content["bad"])
+            raise ValueError("a row of images.json is not that of an image")
+    images = tuple(GalleryImage(*row) for row in content["rows"])
+    return images, tuple((str(path), str(reason)) for path, reason in content["bad"])
 
 
 def _arrays(state: State) -> dict[str, NDArray[Any]]:
-    arrays: dict[str, NDArray[Any]] = {"looks": state.looks}
+    arrays: dict[str, NDArray[Any]] = {"signatures": state.signatures}
     if state.layout is not None:
         arrays["layout"] = state.layout
     if state.scores is not None:
@@ -222,10 +228,11 @@ def _calibration(path: Path) -> "MatchProbability":
 
 
 def _scores(totals: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> QueryScores:
-    # The manifest sorts its keys as texts: 1, 10, 100, 2 ...
-    recall = sorted(totals["recall"].items(), key=lambda pair: int(pair[0]))
+    # The manifest sorts its keys as texts: recall@1, recall@10, recall@100, recall@2 ...
+    metrics = sorted(totals["metrics"].items(), key=lambda pair: (len(pair[0]), pair[0]))
+    recall = {name: value for name, value in metrics if name.startswith("recall@")}
     return QueryScores(
-        {**totals, "recall": dict(recall)},
+        {**totals, "metrics": {**recall, **dict(metrics)}},
         arrays["first_hits"],
         arrays["positives"],
         arrays["average_precisions"],
@@ -233,13 +240,13 @@ def _scores(totals: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> QuerySco
 
 
 def _check(state: State) -> None:
-    ids = np.array([picture.id for picture in state.pictures], dtype=np.int64)
-    lengths = {len(ids), len(state.looks)}
+    ids = np.array([image.id for image in state.images], dtype=np.int64)
+    lengths = {len(ids), len(state.signatures)}
     if state.layout is not None:
         lengths.add(len(state.layout))
     if state.scores is not None:
         lengths.add(len(state.scores.first_hits))
     if len(lengths) != 1:
-        raise ValueError(f"parts of {sorted(lengths)} pictures")
+        raise ValueError(f"parts of {sorted(lengths)} images")
     if len(ids) and (ids[0] < 0 or (np.diff(ids) <= 0).any() or ids[-1] >= state.next_id):
         raise ValueError("its ids are out of order")

@@ -1,4 +1,4 @@
-"""Pictures made small, written anew as JPEG, the latest kept in memory up to a bound."""
+"""Images made small and encoded as JPEG, the latest kept in memory up to a bound."""
 
 import io
 import threading
@@ -8,8 +8,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from cbml.data.decode import read_picture
-from cbml.gallery.pictures import Picture
+from cbml.data import UnreadableImage, read_image
+from cbml.files import sha256
+from cbml.gallery.images import GalleryImage
 
 __all__ = ["IMAGE_SIDE", "THUMBNAIL_SIZES", "ByteCache", "file_jpeg", "jpeg"]
 
@@ -17,15 +18,9 @@ THUMBNAIL_SIZES = (96, 192, 384)
 IMAGE_SIDE = 2048
 
 
-def jpeg(picture: Image.Image, side: int, *, quality: int = 85) -> bytes:
-    """A picture as JPEG without any metadata.
-
-    Args:
-        picture: of mode RGB.
-        side: the longer side at most.
-        quality: of the compression.
-    """
-    small = picture.copy()
+def jpeg(image: Image.Image, side: int, *, quality: int = 85) -> bytes:
+    """An RGB image as JPEG without any metadata, its longer side at most `side`."""
+    small = image.copy()
     small.thumbnail((side, side), Image.Resampling.BICUBIC)
     output = io.BytesIO()
     # From the pixels alone: profiles and comments of the file stay behind.
@@ -34,22 +29,24 @@ def jpeg(picture: Image.Image, side: int, *, quality: int = 85) -> bytes:
     return output.getvalue()
 
 
-def file_jpeg(picture: Picture, side: int) -> bytes:
-    """The file of a picture as a small JPEG; raises BadPicture where there is none to be had.
+def file_jpeg(image: GalleryImage, side: int) -> bytes:
+    """The file of an image as a small JPEG; raises UnreadableImage where it is not to be had.
 
-    Args:
-        picture: of a gallery.
-        side: the longer side at most.
+    A file that was replaced since it was indexed is not shown: its vector is that of the old one.
     """
-    return jpeg(read_picture(Path(picture.path)), side)
+    path = Path(image.path)
+    try:
+        status = path.stat()
+        touched = status.st_mtime_ns != image.modified
+        if status.st_size != image.bytes or (touched and sha256(path) != image.sha256):
+            raise UnreadableImage(path, "has changed since it was indexed")
+    except OSError as error:
+        raise UnreadableImage(path, f"cannot be opened ({error.strerror})") from None
+    return jpeg(read_image(path), side)
 
 
 class ByteCache:
-    """The most recently used values, together at most so many bytes.
-
-    Args:
-        most: bytes of all values.
-    """
+    """The most recently used values, together at most so many bytes."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -58,12 +55,7 @@ class ByteCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
-        """The value of a key, made if it is not there.
-
-        Args:
-            key: what it is known by.
-            make: makes it; may run in several threads at once.
-        """
+        """The value of a key; `make` makes it, perhaps in several threads at once."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

@@ -1,26 +1,30 @@
-"""A request's body as bytes: bounded in length and time, and nothing but a picture's bytes."""
+"""A request's body as bytes: bounded in length and time, and nothing but an image's bytes."""
 
 import asyncio
+import time
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
-from cbml.gallery.parameters import Refusal
-
-__all__ = ["BODY_LIMIT", "READ_SECONDS", "UPLOADS", "Uploads"]
+__all__ = ["BODY_LIMIT", "READ_SECONDS", "UPLOADS", "Refusal", "Uploads", "drain"]
 
 BODY_LIMIT = 32 * 1024 * 1024
 READ_SECONDS = 10.0
 UPLOADS = 8
+DRAIN_SECONDS = 5.0
+
+
+class Refusal(Exception):
+    """A request that is answered by an error; `status` is its HTTP code, `message` one line."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
 
 
 class Uploads:
-    """Reads bodies, a few at a time.
-
-    Args:
-        body_limit: bytes of a body at most.
-        read_seconds: until it must have come.
-        at_once: bodies being read at a time; more are turned away.
-    """
+    """Reads bodies, a few at a time; a place is held until the image has been decoded as well."""
 
     def __init__(
         self,
@@ -32,18 +36,20 @@ class Uploads:
         self.body_limit = body_limit
         self.read_seconds = read_seconds
         self.at_once = at_once
-        self.reading = 0
+        self.taken = 0
+
+    def __enter__(self) -> "Uploads":
+        if self.taken >= self.at_once:
+            raise Refusal(429, "too many uploads at once; try again in a second")
+        self.taken += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.taken -= 1
 
     async def read(self, request: Request) -> bytes:
-        """The body of a request; raises Refusal where it is not wanted.
-
-        Args:
-            request: whose body has not been read yet.
-        """
+        """The body of a request; raises Refusal where it is not wanted."""
         self._check_headers(request)
-        if self.reading >= self.at_once:
-            raise Refusal(429, "too many uploads at once; try again in a second")
-        self.reading += 1
         try:
             async with asyncio.timeout(self.read_seconds):
                 return await self._collected(request)
@@ -51,8 +57,6 @@ class Uploads:
             raise Refusal(408, f"the body did not come within {self.read_seconds:g} s") from None
         except ClientDisconnect:
             raise Refusal(400, "the body broke off") from None
-        finally:
-            self.reading -= 1
 
     async def _collected(self, request: Request) -> bytes:
         pieces: list[bytes] = []
@@ -63,13 +67,13 @@ class Uploads:
                 raise Refusal(413, self._too_long())
             pieces.append(piece)
         if not length:
-            raise Refusal(422, "the body is empty; send the bytes of a picture")
+            raise Refusal(422, "the body is empty; send the bytes of an image")
         return b"".join(pieces)
 
     def _check_headers(self, request: Request) -> None:
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if not (kind.startswith("image/") or kind == "application/octet-stream"):
-            raise Refusal(415, "send the picture's bytes with Content-Type: image/jpeg or the like")
+            raise Refusal(415, "send the image's bytes with Content-Type: image/jpeg or the like")
         length = request.headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit() and len(length) < 19):
             raise Refusal(400, "Content-Length is not a number")
@@ -77,4 +81,21 @@ class Uploads:
             raise Refusal(413, self._too_long())
 
     def _too_long(self) -> str:
-        return f"the picture is larger than {self.body_limit >> 20} MB"
+        return f"the image is larger than {self.body_limit >> 20} MB"
+
+
+async def drain(receive: Receive, *, most: int = 2 * BODY_LIMIT) -> None:
+    """Read on after a refusal and throw away, for a while.
+
+    A connection that is closed with bytes unread is reset, and the client never sees the answer.
+    """
+    deadline, length = time.monotonic() + DRAIN_SECONDS, 0
+    while length < most:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                message = await receive()
+        except TimeoutError:
+            return
+        length += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return

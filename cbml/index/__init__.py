@@ -1,7 +1,5 @@
-"""Vectors -> neighbours and groups. Knows nothing of pictures."""
+"""Vectors -> neighbors and clusters. Knows nothing of images."""
 
-from cbml.index.index import KINDS, Index, Matches
-from cbml.index.kmeans import Clusters, kmeans
-from cbml.index.stores import FolderStore, Store, open_store
+import lazy_loader
 
-__all__ = ["KINDS", "Clusters", "FolderStore", "Index", "Matches", "Store", "kmeans", "open_store"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

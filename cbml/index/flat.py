@@ -1,4 +1,4 @@
-"""Exact neighbours: faiss finds candidates, one routine decides about them."""
+"""Exact neighbors: faiss finds candidates, one routine decides about them."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbml.errors import DamagedFile
-from cbml.index.rows import Ids, Vectors, as_unit_rows
-
-__all__ = ["Flat", "in_order", "one_thread_if", "stored_rows"]
+from cbml.index.vectors import Ids, Vectors, as_unit_vectors
 
 # Numbers a second look may return at a time: 2**22 rows are 48 MiB.
 LOOK_SIZE = 2**22
@@ -25,8 +23,10 @@ class Flat:
     For many queries faiss multiplies matrices, whose last bit depends on where a row stands. So its
     similarities only propose candidates, a few more than asked for. Those are compared anew, pair
     by pair, by one routine that gives equal rows equal similarities. Where the last candidate is
-    so close to the k-th neighbour that rounding, or a tie, could hide a row behind it, all rows
-    that may belong to the k nearest are looked up.
+    so close to the k-th neighbor that rounding, or a tie, could hide a row behind it, all rows
+    that may belong to the k nearest are looked up. Equal rows thus tie on every processor, as
+    they do in `cbml.evaluate`; rows that differ are in the order of that routine, which another
+    processor may round differently in the last bit.
 
     Args:
         dim: D.
@@ -116,13 +116,13 @@ class Flat:
         if set(arrays) != {"vectors"}:
             raise DamagedFile(f"expected only vectors, found {sorted(arrays)}")
         engine = cls(dim)
-        engine.add(as_unit_rows(arrays["vectors"], dim, "vectors"))
+        engine.add(as_unit_vectors(arrays["vectors"], dim, "vectors"))
         return engine
 
     def _look_again(
         self, queries: Vectors, doubtful: Ids, ids: Ids, similarities: Vectors, chosen: Ids
     ) -> None:
-        """Fill in the neighbours of the doubtful queries from all rows that may be among them."""
+        """Fill in the neighbors of the doubtful queries from all rows that may be among them."""
         k = similarities.shape[1]
         step = max(1, LOOK_SIZE // len(self))
         for start in range(0, len(doubtful), step):
@@ -169,7 +169,7 @@ def stored_rows(index: faiss.Index, start: int, count: int) -> Vectors:
     """Copies of consecutive rows, (M, D).
 
     Args:
-        index: a flat or quantised index of faiss.
+        index: a flat or quantized index of faiss.
         start: place of the first.
         count: how many.
     """

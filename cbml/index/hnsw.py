@@ -1,4 +1,4 @@
-"""Neighbours by walking a graph of neighbours: quick, and nearly always right."""
+"""Neighbors by walking a graph of neighbors: quick, and nearly always right."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 
 from cbml.errors import DamagedFile
 from cbml.index.flat import Flat, in_order
-from cbml.index.rows import LARGEST_ID, Ids, Vectors
-
-__all__ = ["Hnsw"]
+from cbml.index.vectors import LARGEST_ID, Ids, Vectors
 
 faiss: Any = untyped  # its type stubs know little of its graphs
 
-# Neighbours of a row in the graph (twice as many on the lowest level), and how many rows are kept
+# Neighbors of a row in the graph (twice as many on the lowest level), and how many rows are kept
 # in view while it is built; common values for some hundred dimensions.
 LINKS = 32
 BUILD_EFFORT = 128
@@ -23,7 +21,7 @@ EFFORT = 128
 
 
 class Hnsw:
-    """All rows in float32, and the graph in which queries walk towards their neighbours.
+    """All rows in float32, and the graph in which queries walk towards their neighbors.
 
     A removed row stays in the graph as a step on the way to others, but is never an answer; when a
     quarter of the rows are such, the graph is built anew without them. A query that finds fewer
@@ -126,7 +124,7 @@ class Hnsw:
             **self.rows.arrays(),
             "live": self.live,
             "levels": faiss.vector_to_array(graph.levels),
-            "neighbours": faiss.vector_to_array(graph.neighbors),
+            "neighbors": faiss.vector_to_array(graph.neighbors),
             "entry": np.array([graph.entry_point], dtype=np.int64),
         }
 
@@ -138,7 +136,7 @@ class Hnsw:
             dim: D.
             arrays: as `arrays` gave them, not yet checked.
         """
-        if set(arrays) != {"vectors", "live", "levels", "neighbours", "entry"}:
+        if set(arrays) != {"vectors", "live", "levels", "neighbors", "entry"}:
             raise DamagedFile(f"not the arrays of a graph: {sorted(arrays)}")
         engine = cls(dim)
         vectors = Flat.restore(dim, {"vectors": arrays["vectors"]}).arrays()["vectors"]
@@ -150,7 +148,7 @@ class Hnsw:
             engine.graph.ntotal = len(vectors)
             faiss.copy_array_to_vector(arrays["levels"], graph.levels)
             faiss.copy_array_to_vector(offsets.astype(np.uint64), graph.offsets)
-            faiss.copy_array_to_vector(arrays["neighbours"], graph.neighbors)
+            faiss.copy_array_to_vector(arrays["neighbors"], graph.neighbors)
             graph.entry_point = int(arrays["entry"][0])
             graph.max_level = int(arrays["levels"].max()) - 1
         engine.live = arrays["live"]
@@ -166,14 +164,14 @@ class Hnsw:
 
 
 def _checked_offsets(arrays: Mapping[str, NDArray[Any]], rows: int, room: Ids) -> Ids:
-    """Where the neighbours of each row begin, (N + 1,); a graph that leads astray is refused.
+    """Where the neighbors of each row begin, (N + 1,); a graph that leads astray is refused.
 
-    `room` says how many neighbours there is room for below each level.
+    `room` says how many neighbors there is room for below each level.
     """
-    levels, neighbours, live, entry = (
-        arrays[name] for name in ("levels", "neighbours", "live", "entry")
+    levels, neighbors, live, entry = (
+        arrays[name] for name in ("levels", "neighbors", "live", "entry")
     )
-    shapes = [(levels, np.int32, rows), (neighbours, np.int32, None), (entry, np.int64, 1)]
+    shapes = [(levels, np.int32, rows), (neighbors, np.int32, None), (entry, np.int64, 1)]
     for array, dtype, length in [*shapes, (live, np.int64, None)]:
         if array.dtype != dtype or array.ndim != 1 or length not in (None, len(array)):
             raise DamagedFile("the arrays of the graph have other types or shapes")
@@ -183,13 +181,13 @@ def _checked_offsets(arrays: Mapping[str, NDArray[Any]], rows: int, room: Ids) -
         raise DamagedFile("the graph has levels that do not exist")
     counts = room[levels]
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    if len(neighbours) != offsets[-1] or ((neighbours < -1) | (neighbours >= rows)).any():
-        raise DamagedFile("the graph has neighbours that do not exist")
-    # A neighbour on some level must reach that level itself.
-    slot = np.arange(len(neighbours)) - np.repeat(offsets[:-1], counts)
+    if len(neighbors) != offsets[-1] or ((neighbors < -1) | (neighbors >= rows)).any():
+        raise DamagedFile("the graph has neighbors that do not exist")
+    # A neighbor on some level must reach that level itself.
+    slot = np.arange(len(neighbors)) - np.repeat(offsets[:-1], counts)
     level = np.searchsorted(room, slot, side="right") - 1
-    if ((neighbours >= 0) & (levels[neighbours] <= level)).any():
-        raise DamagedFile("the graph has neighbours on levels that they do not reach")
+    if ((neighbors >= 0) & (levels[neighbors] <= level)).any():
+        raise DamagedFile("the graph has neighbors on levels that they do not reach")
     if rows and not (0 <= entry[0] < rows and levels[entry[0]] == levels.max()):
         raise DamagedFile("the graph is entered where it does not begin")
     return offsets

@@ -1,4 +1,4 @@
-"""Vectors under stable ids, and their nearest neighbours."""
+"""Vectors under stable ids, and their nearest neighbors."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +12,8 @@ from cbml.errors import DamagedFile
 from cbml.files import load_folder, save_folder
 from cbml.index.flat import Flat
 from cbml.index.hnsw import EFFORT, Hnsw
-from cbml.index.rows import Ids, Vectors, as_count, as_new_ids, as_unit_rows, places_of
 from cbml.index.sq8 import Sq8
-
-__all__ = ["KINDS", "Index", "Matches"]
+from cbml.index.vectors import Ids, Vectors, as_count, as_new_ids, as_unit_vectors, indices_of
 
 SAVED = "cbml index 1"
 PART = "index.safetensors"
@@ -25,12 +23,12 @@ KINDS: dict[str, type[Flat] | type[Sq8] | type[Hnsw]] = {"flat": Flat, "sq8": Sq
 
 @dataclass(frozen=True, kw_only=True)
 class Matches:
-    """The nearest neighbours of each query, nearest first; of equally near ones the smaller id.
+    """The nearest neighbors of each query, nearest first; of equally near ones the smaller id.
 
     K is the number asked for, or the number of rows where there are fewer: nothing is filled up.
 
     Args:
-        ids: of the neighbours. (Q, K)
+        ids: of the neighbors. (Q, K)
         similarities: cosines, descending. (Q, K)
     """
 
@@ -39,24 +37,26 @@ class Matches:
 
 
 class Index:
-    """Unit vectors under stable ids; add, remove, search, save and load.
+    """Unit vectors under stable ids, in memory; a `Store` that is saved in a folder.
 
-    Rows are float32 of unit length; what is not is refused with its row numbers, and nothing of
+    Vectors are float32 of unit length; what is not is refused with its row numbers, and nothing of
     that call is added. Searches may run in several threads at once, changes may not.
 
     Args:
-        dim: numbers in a row, D.
-        kind: "flat" compares with every row and is exact; "sq8" does so with rows of one byte per
+        dim: length of a vector, D.
+        kind: "flat" compares with every vector and is exact; "sq8" does so with one byte per
             number, a quarter of the memory; "hnsw" walks a graph, quick and nearly always right.
+        folder: where `save` puts it.
     """
 
-    def __init__(self, dim: int, *, kind: Kind = "flat") -> None:
+    def __init__(self, dim: int, *, kind: Kind = "flat", folder: Path | str | None = None) -> None:
         if not isinstance(dim, int) or dim < 1:
             raise ValueError(f"dim must be a whole number of at least 1, got {dim!r}")
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
         self.dim = dim
         self.kind = kind
+        self.folder = None if folder is None else Path(folder)
         self._engine = KINDS[kind](dim)
         self._ids = np.empty(0, dtype=np.int64)
         self._next_id = 0
@@ -79,7 +79,7 @@ class Index:
             ids: whole numbers from 0, not in the index yet; by default they go on after the
                 largest ever used, so that the id of a removed row does not come back. (N,)
         """
-        rows = as_unit_rows(vectors, self.dim, "vectors")
+        rows = as_unit_vectors(vectors, self.dim, "vectors")
         if ids is None:
             ids = np.arange(self._next_id, self._next_id + len(rows))
         new = as_new_ids(ids, len(rows), self._ids)
@@ -95,7 +95,7 @@ class Index:
         Args:
             ids: which rows. (M,)
         """
-        places = np.unique(places_of(ids, self._ids))
+        places = np.unique(indices_of(ids, self._ids))
         if len(places):
             self._engine.remove(places)
             self._ids = np.delete(self._ids, places)
@@ -106,18 +106,18 @@ class Index:
         Args:
             ids: which rows. (M,)
         """
-        return self._engine.vectors(places_of(ids, self._ids))
+        return self._engine.vectors(indices_of(ids, self._ids))
 
     def search(self, queries: Vectors, k: int, *, effort: int = EFFORT) -> Matches:
         """The k nearest rows of each query.
 
         Args:
             queries: float32 rows of unit length. (Q, D)
-            k: neighbours of each; fewer are given where the index has fewer.
+            k: neighbors of each; fewer are given where the index has fewer.
             effort: how many rows a walk through an "hnsw" graph keeps in view: more takes longer
                 and finds more. The other kinds look at every row.
         """
-        rows, width = as_unit_rows(queries, self.dim, "queries"), min(as_count(k), len(self))
+        rows, width = as_unit_vectors(queries, self.dim, "queries"), min(as_count(k), len(self))
         if not (width and len(rows)):
             empty = np.empty((len(rows), width))
             return Matches(ids=empty.astype(np.int64), similarities=empty.astype(np.float32))
@@ -127,16 +127,24 @@ class Index:
             similarities, ids = self._engine.nearest(rows, width, self._ids)
         return Matches(ids=ids, similarities=similarities)
 
-    def save(self, folder: Path | str) -> None:
+    def save(self, folder: Path | str | None = None) -> None:
         """Save everything; the folder holds the old index or the new one, never something between.
 
         Args:
-            folder: made if missing; an index in it is replaced.
+            folder: made if missing; an index in it is replaced. By default where the index was
+                loaded from or saved to before.
         """
+        if folder is not None:
+            self.folder = Path(folder)
+        if self.folder is None:
+            raise ValueError("folder is missing: this index was never saved or loaded")
         arrays = {**self._engine.arrays(), "ids": self._ids}
         about = {"dim": self.dim, "kind": self.kind, "rows": len(self), "next_id": self._next_id}
         parts = {PART: lambda path: safetensors.numpy.save_file(arrays, path)}
-        save_folder(Path(folder), SAVED, parts, about)
+        save_folder(self.folder, SAVED, parts, about)
+
+    def close(self) -> None:
+        """Nothing is left to do: an index holds no file open."""
 
     @classmethod
     def load(cls, folder: Path | str) -> "Index":
@@ -149,10 +157,12 @@ class Index:
         if set(parts) != {PART}:
             raise DamagedFile(f"{folder}: a saved index has one part, {PART}")
         try:
-            return cls._restore(about, safetensors.numpy.load_file(parts[PART]))
+            index = cls._restore(about, safetensors.numpy.load_file(parts[PART]))
         except Exception as error:
             # The hash is right, so somebody meant it: still no traceback, and no faiss.
             raise DamagedFile(f"{parts[PART]}: not a saved index ({error})") from None
+        index.folder = Path(folder)
+        return index
 
     @classmethod
     def _restore(cls, about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> "Index":

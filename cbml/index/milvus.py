@@ -6,19 +6,36 @@ minus that number: from then on the batch counts. What an interrupted `add` left
 visible, and the next one deletes it.
 """
 
-from collections.abc import Iterator
+import contextlib
+import importlib
+import importlib.util
+import itertools
+import logging
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from cbml.errors import BadData
-from cbml.index.collection import LARGEST_PAGE, Collection
+from cbml.errors import BadData, MissingExtra
 from cbml.index.flat import in_order
 from cbml.index.index import Matches
-from cbml.index.rows import Ids, Vectors, as_count, as_ids, as_new_ids, as_unit_rows, places_of
+from cbml.index.vectors import (
+    Ids,
+    Vectors,
+    as_count,
+    as_ids,
+    as_new_ids,
+    as_unit_vectors,
+    indices_of,
+    refuse_width,
+)
 
-__all__ = ["MilvusStore"]
-
+# Milvus gives at most so many rows to a request with a limit.
+LARGEST_PAGE = 16_384
+# It takes messages of 64 MiB.
+MESSAGE_BYTES = 2**24
+FIELDS = ["batch", "id", "vector"]
 # Asked for beyond k, so that ties at the k-th place are cut by us and not by the server.
 SPARE = 16
 # Ids in one condition.
@@ -60,7 +77,7 @@ class MilvusStore:
         return np.array(found[1:], dtype=np.int64)
 
     def add(self, vectors: Vectors, ids: Ids | None = None) -> Ids:  # noqa: D102
-        rows = as_unit_rows(vectors, self.dim, "vectors")
+        rows = as_unit_vectors(vectors, self.dim, "vectors")
         self._read_mark()
         if ids is None:
             ids = np.arange(self._next_id, self._next_id + len(rows))
@@ -77,7 +94,7 @@ class MilvusStore:
 
     def remove(self, ids: Ids) -> None:  # noqa: D102
         wanted = np.unique(as_ids(ids))
-        places_of(ids, self._known(wanted))
+        indices_of(ids, self._known(wanted))
         if len(wanted):  # one request, of which the server carries out all or nothing
             self._rows.delete(f"id in {wanted.tolist()}")
             self._read_mark()  # strict: what is read from now on comes after the removal
@@ -87,12 +104,12 @@ class MilvusStore:
         found = {
             row["id"]: row["vector"] for row in self._query(np.unique(wanted), ["id", "vector"])
         }
-        places_of(wanted, np.array(list(found), dtype=np.int64))
+        indices_of(wanted, np.array(list(found), dtype=np.int64))
         rows = [found[name] for name in wanted.tolist()]
         return np.array(rows, dtype=np.float32).reshape(-1, self.dim)
 
     def search(self, queries: Vectors, k: int) -> Matches:  # noqa: D102
-        rows = as_unit_rows(queries, self.dim, "queries")
+        rows = as_unit_vectors(queries, self.dim, "queries")
         if as_count(k) > LARGEST_PAGE:
             raise BadData(f"k must be at most {LARGEST_PAGE} for Milvus, got {k}")
         hits = self._rows.search(rows, self._visible(), min(k + SPARE, LARGEST_PAGE))
@@ -127,3 +144,156 @@ class MilvusStore:
         for start in range(0, len(ids), IDS_AT_ONCE):
             block = ids[start : start + IDS_AT_ONCE].tolist()
             yield from self._rows.query(f"id in {block} and {self._visible()}", fields)
+
+
+class Collection:
+    """One collection, opened or made: rows of id, batch and vector, with the id as the key.
+
+    Whatever goes wrong with a request becomes one clear line.
+
+    Args:
+        address: "http://host:19530", or the path of a milvus-lite file.
+        name: letters, digits and underscores.
+        dim: numbers in a vector; a collection with another width is refused.
+        token: "user:password" or a key, for servers that ask for one.
+        timeout: seconds to wait for an answer.
+    """
+
+    def __init__(
+        self, address: str, name: str, dim: int, *, token: str | None, timeout: float
+    ) -> None:
+        if not re.fullmatch(r"[A-Za-z_]\w{0,254}", name, re.ASCII):
+            raise BadData(f"collection {name!r}: use letters, digits and underscores")
+        self.address = address
+        self.name = name
+        self.dim = dim
+        self.timeout = timeout
+        pymilvus = _import_pymilvus(address)
+        # Its client reports an error twice, on standard error with a traceback and as exception.
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        with self._one_line():
+            self._client = pymilvus.MilvusClient(address, token=token or "", timeout=timeout)
+            self._open(pymilvus)
+
+    def query(
+        self, where: str, fields: list[str], *, limit: int | None = None, strict: bool = True
+    ) -> list[Any]:
+        """These fields of the rows that meet a condition; with a limit, those of the smallest ids.
+
+        Args:
+            where: the condition.
+            fields: their names.
+            limit: how many rows at most, up to LARGEST_PAGE.
+            strict: see what all programs have written up to now, for which the server waits a
+                fifth of a second; else what this one has.
+        """
+        options = {} if limit is None else {"limit": limit}
+        with self._one_line():
+            rows = self._client.query(
+                self.name,
+                filter=where,
+                output_fields=fields,
+                timeout=self.timeout,
+                consistency_level="Strong" if strict else "Session",
+                **options,
+            )
+        return list(rows)
+
+    def search(self, queries: Vectors, where: str, limit: int) -> list[list[tuple[float, int]]]:
+        """Similarity and id of the nearest rows of each query, in the server's order; not strict.
+
+        Args:
+            queries: rows. (Q, D)
+            where: the condition that a row must meet.
+            limit: how many rows at most, up to LARGEST_PAGE.
+        """
+        found: list[list[tuple[float, int]]] = []
+        step = max(1, MESSAGE_BYTES // max(4 * self.dim, 64 * limit))
+        for start in range(0, len(queries), step):
+            with self._one_line():
+                answer = self._client.search(
+                    self.name,
+                    data=list(queries[start : start + step]),
+                    filter=where,
+                    limit=limit,
+                    output_fields=["id"],
+                    search_params={"metric_type": "IP"},
+                    timeout=self.timeout,
+                    consistency_level="Session",
+                )
+            found += [[(row["distance"], row["id"]) for row in hits] for hits in answer]
+        return found
+
+    def insert(self, ids: Sequence[int] | Ids, batches: Sequence[int], vectors: Vectors) -> None:
+        """Write rows, in as many messages as it takes.
+
+        Args:
+            ids: one for each row.
+            batches: one for each row.
+            vectors: rows. (N, D)
+        """
+        step = max(1, MESSAGE_BYTES // (4 * self.dim + 64))
+        rows = zip(map(int, ids), batches, vectors, strict=True)
+        named = ({"id": id_, "batch": batch, "vector": vector} for id_, batch, vector in rows)
+        while block := list(itertools.islice(named, step)):
+            with self._one_line():
+                self._client.insert(self.name, data=block, timeout=self.timeout)
+
+    def delete(self, where: str) -> None:
+        """Delete all rows that meet a condition, by one request.
+
+        Args:
+            where: the condition.
+        """
+        with self._one_line():
+            self._client.delete(self.name, filter=where, timeout=self.timeout)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _open(self, pymilvus: Any) -> None:
+        client, patience = self._client, self.timeout
+        if not client.has_collection(self.name, timeout=patience):
+            schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+            schema.add_field("id", pymilvus.DataType.INT64, is_primary=True)
+            schema.add_field("batch", pymilvus.DataType.INT64)
+            schema.add_field("vector", pymilvus.DataType.FLOAT_VECTOR, dim=self.dim)
+            client.create_collection(
+                self.name, schema=schema, consistency_level="Strong", timeout=patience
+            )
+        description = client.describe_collection(self.name, timeout=patience)
+        fields = {field["name"]: field for field in description["fields"]}
+        if sorted(fields) != FIELDS:
+            raise BadData(f"{self.address}: collection {self.name!r} is not ours; use another name")
+        where = f"{self.address}, collection {self.name!r},"
+        refuse_width(where, int(fields["vector"]["params"]["dim"]), self.dim)
+        # Apart from the creation, so that it is made up for where that was interrupted.
+        if not client.list_indexes(self.name):
+            parameters = client.prepare_index_params()
+            parameters.add_index("vector", index_type="FLAT", metric_type="IP")
+            client.create_index(self.name, parameters, timeout=patience)
+        client.load_collection(self.name, timeout=patience)
+
+    @contextlib.contextmanager
+    def _one_line(self) -> Iterator[None]:
+        """Turn whatever the client raises into one line that names the server."""
+        try:
+            yield
+        except (BadData, MissingExtra, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            reason = " ".join(str(getattr(error, "message", "") or error).split())[:200]
+            raise ConnectionError(
+                f"Milvus at {self.address}: {reason}; repeat the command when it answers again"
+            ) from error
+
+
+def _import_pymilvus(address: str) -> Any:
+    try:
+        pymilvus = importlib.import_module("pymilvus")
+    except ImportError:
+        raise MissingExtra("pymilvus", "milvus") from None
+    if "://" not in address and importlib.util.find_spec("milvus_lite") is None:
+        raise MissingExtra("milvus-lite", "milvus")
+    return pymilvus

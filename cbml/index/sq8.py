@@ -1,4 +1,4 @@
-"""Neighbours among rows of one byte per number: a quarter of the memory, rounded vectors."""
+"""Neighbors among rows of one byte per number: a quarter of the memory, rounded vectors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 
 from cbml.errors import DamagedFile
 from cbml.index.flat import FEW_PAIRS, Flat, one_thread_if, stored_rows
-from cbml.index.rows import Ids, Vectors
-
-__all__ = ["Sq8"]
+from cbml.index.vectors import Ids, Vectors
 
 # Rows that are decoded at a time.
 BLOCK = 2**14

@@ -1,4 +1,4 @@
-"""Where vectors live: in a folder beside the program, or on a Milvus server; one interface."""
+"""Where vectors are kept: in memory and a folder, or on a Milvus server; one interface."""
 
 from pathlib import Path
 from typing import Protocol
@@ -7,9 +7,7 @@ from cbml.errors import BadData
 from cbml.files import MANIFEST
 from cbml.index.index import Index, Kind, Matches
 from cbml.index.milvus import MilvusStore
-from cbml.index.rows import Ids, Vectors, refuse_width
-
-__all__ = ["FolderStore", "Store", "open_store"]
+from cbml.index.vectors import Ids, Vectors, refuse_width
 
 
 class Store(Protocol):
@@ -56,7 +54,7 @@ class Store(Protocol):
 
         Args:
             queries: float32 rows of unit length. (Q, D)
-            k: neighbours of each; fewer are given where the store has fewer.
+            k: neighbors of each; fewer are given where the store has fewer.
         """
         ...
 
@@ -67,47 +65,6 @@ class Store(Protocol):
     def close(self) -> None:
         """Let go of files and connections; nothing is saved."""
         ...
-
-
-class FolderStore:
-    """An index together with the folder it is saved in.
-
-    Args:
-        folder: holds a saved index, or will after the first `save`.
-        dim: numbers in a row.
-        kind: of a new index; a saved one keeps its own.
-    """
-
-    def __init__(self, folder: Path, dim: int, *, kind: Kind = "flat") -> None:
-        self.dim = dim
-        self.folder = folder
-        saved = (folder / MANIFEST).exists()
-        self.index = Index.load(folder) if saved else Index(dim, kind=kind)
-        refuse_width(str(folder), self.index.dim, dim)
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def ids(self) -> Ids:  # noqa: D102 - what these do is said once, in Store
-        return self.index.ids()
-
-    def add(self, vectors: Vectors, ids: Ids | None = None) -> Ids:  # noqa: D102
-        return self.index.add(vectors, ids)
-
-    def remove(self, ids: Ids) -> None:  # noqa: D102
-        self.index.remove(ids)
-
-    def vectors(self, ids: Ids) -> Vectors:  # noqa: D102
-        return self.index.vectors(ids)
-
-    def search(self, queries: Vectors, k: int) -> Matches:  # noqa: D102
-        return self.index.search(queries, k)
-
-    def save(self) -> None:  # noqa: D102
-        self.index.save(self.folder)
-
-    def close(self) -> None:  # noqa: D102
-        pass
 
 
 def open_store(
@@ -132,7 +89,10 @@ def open_store(
         token: "user:password" or a key, for servers that ask for one.
     """
     if address == "faiss":
-        return FolderStore(folder, dim, kind=kind)
+        saved = (folder / MANIFEST).exists()
+        index = Index.load(folder) if saved else Index(dim, kind=kind, folder=folder)
+        refuse_width(str(folder), index.dim, dim)
+        return index
     engine, colon, place = address.partition(":")
     if engine == "milvus" and colon and place:
         return MilvusStore(place, dim, name=name, token=token)

@@ -23,9 +23,14 @@ _CONSTRAINT = ("variance_weight", "target_mix", "variance_reduction")
 
 
 def build_loss(
-    name: str, options: Mapping[str, Any], *, classes: int, dim: int, seed: int
+    name: str | type[nn.Module],
+    options: Mapping[str, Any],
+    *,
+    classes: int,
+    dim: int,
+    seed: int,
 ) -> nn.Module:
-    """The loss of a name with options; what only the pictures and the model tell is filled in.
+    """The loss of a name with options; what only the images and the model tell is filled in.
 
     Beside a loss's own options there are two families:
 
@@ -37,17 +42,15 @@ def build_loss(
                                  variance constraint gets it, as in the paper's MS + MVC
 
     Args:
-        name: in the table of losses.
-        options: by name; a misspelt one is a ValueError that names the nearest.
+        name: in the table of losses, in any case, or a class of your own.
+        options: by name, in any case; a misspelt one is a ValueError that names the nearest.
         classes: for losses with proxies.
         dim: of the embeddings, for losses with proxies.
         seed: for losses that draw start values.
     """
-    from cbml.losses.table import LOSSES  # brings pytorch-metric-learning along
-
-    if name not in LOSSES:
-        raise ValueError(f"loss {name!r}: no such loss; {_hint(name, LOSSES)}")
-    known = inspect.signature(LOSSES[name]).parameters
+    kind = name if isinstance(name, type) else _find(name.lower())
+    options = {option.lower(): value for option, value in options.items()}
+    known = inspect.signature(kind).parameters
     given: dict[str, Any] = {"num_classes": classes, "embedding_size": dim, "seed": seed}
     own = {option: value for option, value in given.items() if option in known}
     constraint: dict[str, Any] = {}
@@ -62,8 +65,17 @@ def build_loss(
             constraint[option] = value
         else:
             hint = _hint(option, known, "loss.")
-            raise ValueError(f"loss.{option}: {name} has no such option; {hint}")
-    return _with_constraint(LOSSES[name](**own), constraint)
+            called = name if isinstance(name, str) else name.__name__
+            raise ValueError(f"loss.{option}: {called} has no such option; {hint}")
+    return _with_constraint(kind(**own), constraint)
+
+
+def _find(name: str) -> type[nn.Module]:
+    from cbml.losses.table import LOSSES  # brings pytorch-metric-learning along
+
+    if name not in LOSSES:
+        raise ValueError(f"loss {name!r}: no such loss; {_hint(name, LOSSES)}")
+    return LOSSES[name]
 
 
 def _with_constraint(loss: nn.Module, options: Mapping[str, Any]) -> nn.Module:
@@ -80,9 +92,9 @@ def _ratio(options: Mapping[str, Any]) -> LinearRatio | QuadraticRatio:
     start: LinearRatio | QuadraticRatio | None = None
     if isinstance(name, LinearRatio | QuadraticRatio):
         name, start = type(name).__name__, name
-    elif name in RATIOS:
-        start = RATIOS[name]
-    elif name != "quadratic":
+    elif isinstance(name, str) and name.lower() in RATIOS:
+        start = RATIOS[name.lower()]
+    elif not isinstance(name, str) or name.lower() != "quadratic":
         raise ValueError(f"loss.ratio={name}: use one of {', '.join((*RATIOS, 'quadratic'))}")
     numbers = {
         key.removeprefix(_RATIO): value for key, value in options.items() if key.startswith(_RATIO)

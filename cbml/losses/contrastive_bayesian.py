@@ -6,7 +6,14 @@ from typing import Literal, Self
 from torch import Tensor, nn
 
 from cbml.losses.kernel import Formula
-from cbml.losses.options import Averaging, Dataset, Reduction, check_choice, check_number
+from cbml.losses.options import (
+    Averaging,
+    Dataset,
+    Reduction,
+    check_choice,
+    check_flag,
+    check_number,
+)
 from cbml.losses.ratios import LinearRatio, QuadraticRatio
 from cbml.losses.terms import LossTerms, compute_terms
 
@@ -18,7 +25,7 @@ FINE_GRAINED = LinearRatio(
 PRODUCTS = LinearRatio(
     positive_center=0.5, positive_scale=0.25, negative_center=0.5, negative_scale=0.05
 )
-# The paper's ratio and λ for each of its picture sets.
+# The paper's ratio and λ for each of its datasets.
 SETTINGS: dict[Dataset, tuple[LinearRatio, float]] = {
     "cub": (FINE_GRAINED, 1.0),
     "cars": (FINE_GRAINED, 1.0),
@@ -42,7 +49,7 @@ class CBMLLoss(nn.Module):
         L_N   = mean_i f(1 + δ_N Σ_{j∈N*_i} Φ_N(s_ij))
         ξ_i   = γ mean_{p∈P_i} s_ip + (1 - γ) mean_{n∈N_i} s_in
         L_2   = mean_i mean_{n∈N_i} (s_in - ξ_i)²
-        L     = L_P + L_N + λ L_2
+        L     = ω L_P + L_N + λ L_2
 
     A sum over an empty set is zero, the minimum over one infinite: an anchor without positives has
     no hard negatives. An anchor without positives or without negatives has no ξ_i and no share in
@@ -52,8 +59,10 @@ class CBMLLoss(nn.Module):
         ratio: Φ, linear or quadratic in the exponent.
         averaging: f. "log" as in the paper, or its alternatives "sqrt" and "const" (f(x) = x).
         delta: δ_P = δ_N, 1 in the paper's experiments; "derived" for the ratios that its
-            derivation gives, |N_i|/|P_i|² and |P_i|/|N_i|².
+            derivation gives, |N_i|/|P_i|² and |P_i|/|N_i|²; "mean" for 1/|P_i| and 1/|N_i|, which
+            makes the sums means: neither set outweighs the other by its size.
         mining_margin: ε, 0.1 in the authors' program; None takes all pairs.
+        positive_weight: ω, 1 in the paper. β_P/β_N lets both sides pull and push alike at most.
         variance_weight: λ.
         target_mix: γ.
         variance_reduction: over the negatives of an anchor in L_2; "sum" in the authors' program.
@@ -66,8 +75,9 @@ class CBMLLoss(nn.Module):
         *,
         ratio: LinearRatio | QuadraticRatio = FINE_GRAINED,
         averaging: Averaging = "log",
-        delta: float | Literal["derived"] = 1.0,
+        delta: float | Literal["derived", "mean"] = 1.0,
         mining_margin: float | None = 0.1,
+        positive_weight: float = 1.0,
         variance_weight: float = 1.0,
         target_mix: float = 0.2,
         variance_reduction: Reduction = "mean",
@@ -82,12 +92,11 @@ class CBMLLoss(nn.Module):
         self.mining_margin = (
             None if mining_margin is None else check_number(mining_margin, "mining_margin")
         )
+        self.positive_weight = check_number(positive_weight, "positive_weight", at_least=0.0)
         self.variance_weight = check_number(variance_weight, "variance_weight", at_least=0.0)
         self.target_mix = check_number(target_mix, "target_mix")
         self.variance_reduction = check_choice(variance_reduction, "variance_reduction", Reduction)
-        if not isinstance(skip_easy_anchors, bool):
-            raise TypeError(f"skip_easy_anchors must be True or False, got {skip_easy_anchors!r}")
-        self.skip_easy_anchors = skip_easy_anchors
+        self.skip_easy_anchors = check_flag(skip_easy_anchors, "skip_easy_anchors")
         self._check_overflow()
 
     @classmethod
@@ -100,7 +109,7 @@ class CBMLLoss(nn.Module):
         variance_weight: float | None = None,
         target_mix: float = 0.2,
     ) -> Self:
-        """The paper's equations with its parameters for one of its picture sets.
+        """The paper's equations with its parameters for one of its datasets.
 
         Args:
             dataset: "cub", "cars", "sop" or "inshop".
@@ -128,7 +137,7 @@ class CBMLLoss(nn.Module):
         variance_weight: float | None = None,
         target_mix: float = 0.2,
     ) -> Self:
-        """What the authors' program computes, with the paper's parameters for a picture set.
+        """What the authors' program computes, with the paper's parameters for a dataset.
 
         It sums the variance over the negatives, leaves out anchors with an empty hard set, and
         weighs the exponentials by 1/4 in its "const" averaging. Unlike the program, self pairs are
@@ -164,7 +173,7 @@ class CBMLLoss(nn.Module):
         """L for one batch.
 
         Args:
-            embeddings: one row per picture; their direction counts, not their length. (B, D)
+            embeddings: one row per image; their direction counts, not their length. (B, D)
             labels: one integer per row. (B,)
             indices_tuple: pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
             ref_emb: embeddings to compare with instead of the batch itself. (R, D)
@@ -183,7 +192,7 @@ class CBMLLoss(nn.Module):
         """L_P, L_N, L_2 (also where λ = 0) and L for one batch, at the price of the loss alone.
 
         Args:
-            embeddings: one row per picture; their direction counts, not their length. (B, D)
+            embeddings: one row per image; their direction counts, not their length. (B, D)
             labels: one integer per row. (B,)
             indices_tuple: pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
             ref_emb: embeddings to compare with instead of the batch itself. (R, D)
@@ -193,9 +202,10 @@ class CBMLLoss(nn.Module):
         formula = Formula(
             ratio=(self.ratio.positive, self.ratio.negative),
             averaging=self.averaging,
-            delta=None if self.delta == "derived" else float(self.delta),
+            delta=self.delta,
             mining_margin=self.mining_margin,
             skip_easy_anchors=self.skip_easy_anchors,
+            positive_weight=self.positive_weight,
             variance_weight=self.variance_weight,
             target_mix=self.target_mix,
             variance_sum=self.variance_reduction == "sum",
@@ -206,8 +216,9 @@ class CBMLLoss(nn.Module):
         """The settings, for print."""
         return (
             f"ratio={self.ratio}, averaging={self.averaging!r}, delta={self.delta!r}, "
-            f"mining_margin={self.mining_margin}, variance_weight={self.variance_weight}, "
-            f"target_mix={self.target_mix}, variance_reduction={self.variance_reduction!r}, "
+            f"mining_margin={self.mining_margin}, positive_weight={self.positive_weight}, "
+            f"variance_weight={self.variance_weight}, target_mix={self.target_mix}, "
+            f"variance_reduction={self.variance_reduction!r}, "
             f"skip_easy_anchors={self.skip_easy_anchors}"
         )
 
@@ -216,7 +227,7 @@ class CBMLLoss(nn.Module):
         if self.averaging == "log":
             return
         largest = max(self.ratio.positive.largest(), self.ratio.negative.largest())
-        largest += 0.0 if self.delta == "derived" else math.log(float(self.delta))
+        largest += 0.0 if isinstance(self.delta, str) else math.log(self.delta)
         if largest > LARGEST_EXPONENT:
             raise ValueError(
                 f"averaging={self.averaging!r} sums exponentials up to exp({largest:.0f}), too "
@@ -224,9 +235,11 @@ class CBMLLoss(nn.Module):
             )
 
 
-def _check_delta(delta: float | Literal["derived"]) -> float | Literal["derived"]:
+def _check_delta(
+    delta: float | Literal["derived", "mean"],
+) -> float | Literal["derived", "mean"]:
     if isinstance(delta, str):
-        return check_choice(delta, "delta", Literal["derived"])
+        return check_choice(delta, "delta", Literal["derived", "mean"])
     if check_number(delta, "delta") <= 0.0:
-        raise ValueError(f"delta must be above zero or 'derived', got {delta}")
+        raise ValueError(f"delta must be above zero, 'derived' or 'mean', got {delta}")
     return float(delta)

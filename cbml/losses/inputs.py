@@ -1,20 +1,29 @@
 """What every loss asks of its inputs, and the error that says which argument is wrong."""
 
+from typing import Any
+
+import numpy
 import torch
 from torch import Tensor
 
-__all__ = ["as_labels", "as_matrix", "as_pairs", "unit_rows"]
+__all__ = [
+    "as_labels",
+    "as_matrix",
+    "as_pairs",
+    "check_range",
+    "unit_rows",
+    "without_self_references",
+]
 
 
 def as_matrix(embeddings: Tensor, name: str) -> Tensor:
     """The embeddings as a float32 or float64 matrix; half precision is widened.
 
     Args:
-        embeddings: one row per picture. (B, D)
+        embeddings: one row per image, also as a numpy array or lists. (B, D)
         name: the argument's name, for the error.
     """
-    if not isinstance(embeddings, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(embeddings).__name__}")
+    embeddings = _as_tensor(embeddings, name)
     if embeddings.dim() != 2 or embeddings.shape[1] == 0:
         raise ValueError(f"{name} must have shape (batch, dim), got {tuple(embeddings.shape)}")
     if not embeddings.is_floating_point():
@@ -26,20 +35,73 @@ def as_labels(labels: Tensor, matrix: Tensor, name: str) -> Tensor:
     """The labels as integers beside the matrix they belong to.
 
     Args:
-        labels: one integer per row. (B,)
+        labels: one integer per row, also as a numpy array or list. (B,)
         matrix: the embeddings. (B, D)
         name: the argument's name, for the error.
     """
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(labels).__name__}")
+    labels = _as_tensor(labels, name)
     if labels.dim() != 1 or len(labels) != len(matrix):
         raise ValueError(
             f"{name} must have shape ({len(matrix)},), one label for each row of the embeddings, "
             f"got {tuple(labels.shape)}"
         )
-    if labels.is_floating_point() or labels.is_complex():
+    if len(labels) and (labels.is_floating_point() or labels.is_complex()):
         raise TypeError(f"{name} must be integers, got {labels.dtype}")
     return labels.detach().to(device=matrix.device, dtype=torch.int64)
+
+
+def _as_tensor(values: Any, name: str) -> Tensor:
+    """What a caller gave as a tensor, or the line that makes one of it."""
+    if isinstance(values, Tensor):
+        return values
+    if not isinstance(values, list | tuple | numpy.ndarray):
+        raise TypeError(
+            f"{name} must be a tensor, a numpy array or a list, got {type(values).__name__}"
+        )
+    if len(values) and isinstance(values[0], Tensor):
+        raise TypeError(f"{name} is a list of tensors: use torch.stack({name})")
+    try:
+        array = numpy.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name} must hold numbers in rows of one length") from None
+    if array.dtype.kind in "US" or (array.dtype == object and isinstance(array.flat[0], str)):
+        raise TypeError(
+            f"{name} are strings: number them once for the whole dataset, with {name} = "
+            f"torch.from_numpy(numpy.unique(names, return_inverse=True)[1])"
+        )
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must hold numbers, got an array of {array.dtype}")
+    tensor = torch.as_tensor(array)
+    # Python's floats are doubles by accident; an array's type is somebody's choice.
+    by_accident = tensor.is_floating_point() and not isinstance(values, numpy.ndarray)
+    return tensor.to(torch.get_default_dtype()) if by_accident else tensor
+
+
+def without_self_references(
+    embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The references, or none where they are the batch itself.
+
+    pytorch-metric-learning hands the batch over as its own reference when there is none. Taken
+    literally, each image would be its own positive.
+
+    Args:
+        embeddings: of the batch. (B, D)
+        labels: of the batch. (B,)
+        ref_emb: embeddings to compare with, or None. (R, D)
+        ref_labels: their labels, or None. (R,)
+    """
+    if (ref_emb is None) != (ref_labels is None):
+        missing = "ref_emb" if ref_emb is None else "ref_labels"
+        raise ValueError(f"ref_emb and ref_labels go together: {missing} is missing")
+    if ref_emb is None or ref_emb is not embeddings:
+        return ref_emb, ref_labels
+    # Comparing values would break a traced graph in two; the compiler trusts the caller here.
+    if ref_labels is not labels and not torch.compiler.is_compiling():
+        own, other = _as_tensor(labels, "labels"), _as_tensor(ref_labels, "ref_labels")
+        if not torch.equal(own.cpu(), other.cpu()):
+            raise ValueError("ref_emb is embeddings itself, but ref_labels differ from labels")
+    return None, None
 
 
 def unit_rows(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -76,37 +138,45 @@ def _refuse_rows(bad: Tensor, name: str, what: str) -> None:
         raise ValueError(f"{name} holds {what} in {len(rows)} of {len(bad)} rows: {shown}")
 
 
-def as_pairs(
-    indices_tuple: tuple[Tensor, ...], rows: int, columns: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Anchors and positives, anchors and negatives, from the pairs or triplets of a miner.
+def as_pairs(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Positive and negative pairs, from the pairs or triplets of a miner. (2, P) and (2, N)
 
     Args:
         indices_tuple: (anchor, positive, anchor, negative) or (anchor, positive, negative).
-        rows: number of embeddings.
-        columns: number of references.
     """
     if not isinstance(indices_tuple, tuple | list) or len(indices_tuple) not in {3, 4}:
         raise ValueError(
             "indices_tuple must hold 3 tensors (anchor, positive, negative) or 4 "
             "(anchor, positive, anchor, negative)"
         )
-    if len(indices_tuple) == 3:
-        anchors, positives, negatives = indices_tuple
-        pairs = (anchors, positives, anchors, negatives)
-    else:
-        pairs = tuple(indices_tuple)  # type: ignore[assignment]
-    places = ("anchors of positives", "positives", "anchors of negatives", "negatives")
-    checked = []
-    for name, index, size in zip(places, pairs, (rows, columns, rows, columns), strict=True):
+    parts = list(indices_tuple)
+    if len(parts) == 3:
+        parts.insert(2, parts[0])
+    for name, index in zip(_PLACES, parts, strict=True):
         integers = isinstance(index, Tensor) and not (
             index.is_floating_point() or index.is_complex() or index.dtype == torch.bool
         )
         if not integers or index.dim() != 1:
             raise TypeError(f"indices_tuple: the {name} must be a tensor of integers, one axis")
+    if len(parts[0]) != len(parts[1]) or len(parts[2]) != len(parts[3]):
+        raise ValueError("indices_tuple: anchors and partners differ in length")
+    anchors, positives, others, negatives = (part.detach().to(torch.int64) for part in parts)
+    return torch.stack((anchors, positives)), torch.stack((others, negatives))
+
+
+def check_range(positives: Tensor, negatives: Tensor, rows: int, columns: int) -> None:
+    """Refuse pairs of images that do not exist.
+
+    Args:
+        positives: anchors and their positives. (2, P)
+        negatives: anchors and their negatives. (2, N)
+        rows: number of embeddings.
+        columns: number of references.
+    """
+    parts = (*positives, *negatives)
+    for name, index, size in zip(_PLACES, parts, (rows, columns, rows, columns), strict=True):
         if len(index) and not (int(index.min()) >= 0 and int(index.max()) < size):
             raise ValueError(f"indices_tuple: the {name} hold an index outside 0 ... {size - 1}")
-        checked.append(index.to(torch.int64))
-    if len(checked[0]) != len(checked[1]) or len(checked[2]) != len(checked[3]):
-        raise ValueError("indices_tuple: anchors and partners differ in length")
-    return checked[0], checked[1], checked[2], checked[3]
+
+
+_PLACES = ("anchors of positives", "positives", "anchors of negatives", "negatives")

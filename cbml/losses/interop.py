@@ -1,21 +1,31 @@
 """Our losses inside pytorch-metric-learning's wrappers.
 
-Miners and `MultipleLosses` take any loss as it is. `DistributedLossWrapper` insists on a class of
-its own library, and `CrossBatchMemory` on the names of the losses it was tried with; the two
-classes here satisfy them.
+Miners and `MultipleLosses` take any loss as it is. The wrappers ask for classes of their own
+library, or for the names of the losses they were tried with. What they say, and what to use:
+
+    CrossBatchMemory not supported for CBMLLoss        `CrossBatchMemory` of this module
+    SelfSupervisedLoss not supported for CBMLLoss      `SelfSupervisedLoss` of this module
+    The input loss must extend BaseMetricLossFunction or CrossBatchMemory
+                                                       DistributedLossWrapper(`LibraryLoss`(loss))
 """
 
 from typing import Any
 
+import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.losses import CrossBatchMemory as LibraryMemory
+from pytorch_metric_learning.losses import SelfSupervisedLoss as LibrarySelfSupervised
 from torch import Tensor, nn
 
-__all__ = ["CrossBatchMemory", "LibraryLoss"]
+__all__ = ["CrossBatchMemory", "LibraryLoss", "SelfSupervisedLoss"]
 
 
 class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
     """A loss of ours as one of pytorch-metric-learning's, for `DistributedLossWrapper`.
+
+    With `efficient=True` that wrapper lists all pairs of each process itself, and a list takes the
+    place of a loss's own mining. `CBMLLoss` mines among the listed pairs; for a baseline that mines
+    use `efficient=False`.
 
     Args:
         loss: takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
@@ -36,7 +46,7 @@ class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
         """The loss in the form that the library's reducers ask for.
 
         Args:
-            embeddings: one row per picture. (B, D)
+            embeddings: one row per image. (B, D)
             labels: one integer per row. (B,)
             indices_tuple: pairs or triplets of a miner.
             ref_emb: references; the embeddings themselves where there are none. (R, D)
@@ -49,14 +59,17 @@ class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
 class CrossBatchMemory(LibraryMemory):  # type: ignore[misc]
     """pytorch-metric-learning's cross-batch memory for any loss that takes references.
 
-    Each batch is compared with the embeddings of the last batches too. A picture is never compared
-    with its own copy in the memory.
+    Each batch is compared with the embeddings of the last batches too. An image is never compared
+    with its own copy in the memory. A loss that mines for itself goes on doing so, among the pairs
+    that are left. Unlike the library's, the place in the queue is part of the state, so that a
+    saved and loaded memory goes on exactly.
 
     Args:
         loss: takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
         embedding_size: D.
         memory_size: how many embeddings are remembered.
-        miner: chooses pairs of the batch and the memory; all pairs by default.
+        miner: chooses pairs of the batch and the memory; by default the loss's own miner, or all
+            pairs where it has none.
     """
 
     def __init__(
@@ -67,6 +80,79 @@ class CrossBatchMemory(LibraryMemory):  # type: ignore[misc]
         miner: nn.Module | None = None,
     ) -> None:
         super().__init__(loss, embedding_size, memory_size, miner)
+
+    @classmethod
+    def check_loss_support(cls, loss_name: str) -> None:
+        """Take every loss: the library's list names those it was tried with.
+
+        Args:
+            loss_name: the loss's class name.
+        """
+
+    def reset_queue(self) -> None:
+        """Forget everything."""
+        self.register_buffer("place", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
+        super().reset_queue()
+
+    # The library keeps these two as plain numbers; here they live in buffers and are saved.
+    @property
+    def queue_idx(self) -> int:
+        """Where the next embedding goes."""
+        return int(self.place)
+
+    @queue_idx.setter
+    def queue_idx(self, value: int) -> None:
+        self.place.fill_(value)
+
+    @property
+    def has_been_filled(self) -> bool:
+        """Whether the queue has wrapped around."""
+        return bool(self.filled)
+
+    @has_been_filled.setter
+    def has_been_filled(self, value: bool) -> None:
+        self.filled.fill_(value)
+
+    def create_indices_tuple(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        E_mem: Tensor,  # noqa: N803  # the library's names
+        L_mem: Tensor,  # noqa: N803
+        input_indices_tuple: tuple[Tensor, ...] | None,
+        do_remove_self_comparisons: bool,
+    ) -> tuple[Tensor, ...]:
+        """The pairs to compute the loss of.
+
+        Args:
+            embeddings: of the batch. (B, D)
+            labels: of the batch. (B,)
+            E_mem: the remembered embeddings. (R, D)
+            L_mem: their labels. (R,)
+            input_indices_tuple: pairs or triplets that the caller adds.
+            do_remove_self_comparisons: whether the batch is in the memory already.
+        """
+        indices: tuple[Tensor, ...] = super().create_indices_tuple(
+            embeddings, labels, E_mem, L_mem, input_indices_tuple, do_remove_self_comparisons
+        )
+        mine = getattr(self.loss, "mine", None)
+        if self.miner is not None or input_indices_tuple is not None or mine is None:
+            return indices
+        chosen: tuple[Tensor, ...] | None = mine(embeddings, labels, indices, E_mem, L_mem)
+        return indices if chosen is None else chosen
+
+
+class SelfSupervisedLoss(LibrarySelfSupervised):  # type: ignore[misc]
+    """pytorch-metric-learning's loss of two views of each image, for any loss of ours.
+
+    Args:
+        loss: takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
+        symmetric: compare all views with each other; otherwise the first views with the second.
+    """
+
+    def __init__(self, loss: nn.Module, symmetric: bool = True) -> None:
+        super().__init__(loss, symmetric)
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:

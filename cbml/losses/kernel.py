@@ -22,7 +22,7 @@ there, while the full tile, (T, R), sees negatives only.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,9 +49,10 @@ class Formula:
     Args:
         ratio: log Φ_P and log Φ_N, or None to leave L_P and L_N out.
         averaging: f.
-        delta: δ_P = δ_N, or None for |N|/|P|² and |P|/|N|².
+        delta: δ_P = δ_N; "derived" for |N|/|P|² and |P|/|N|², "mean" for 1/|P| and 1/|N|.
         mining_margin: ε, or None for all pairs.
         skip_easy_anchors: leave out an anchor with an empty hard set.
+        positive_weight: ω.
         variance_weight: λ.
         target_mix: γ.
         variance_sum: sum over the negatives in L_2 instead of their mean.
@@ -59,19 +60,20 @@ class Formula:
 
     ratio: tuple[Exponent, Exponent] | None = None
     averaging: Averaging = "log"
-    delta: float | None = 1.0
+    delta: float | Literal["derived", "mean"] = 1.0
     mining_margin: float | None = None
     skip_easy_anchors: bool = False
+    positive_weight: float = 1.0
     variance_weight: float = 1.0
     target_mix: float = 0.2
     variance_sum: bool = False
 
 
 class PairSums(NamedTuple):
-    """The sums over anchors of L_P, L_N and L_2, and the gradients of L_P + L_N + λ L_2.
+    """The sums over anchors of L_P, L_N and L_2, and the gradients of ω L_P + L_N + λ L_2.
 
     Args:
-        positive: Σ L_P.
+        positive: Σ L_P, without ω.
         negative: Σ L_N.
         variance: Σ L_2, without λ.
         grad_rows: for the unit vectors of the anchors. (B, D)
@@ -191,7 +193,8 @@ class _Work:
         if formula.ratio is not None:
             quadratic, slope, _ = formula.ratio[0]
             steepness = (2.0 * quadratic) * self.positives + slope if quadratic else slope
-            pull.addcmul_(self.pulls, self.pull_weight * self.keep * steepness)
+            strength = self.pull_weight * self.keep * formula.positive_weight
+            pull.addcmul_(self.pulls, strength * steepness)
         tile.add(self.similarity, pull)
         return self.similarity
 
@@ -273,10 +276,13 @@ class _Work:
         return self.push_weight
 
     def _log_delta(self, side: int) -> Tensor | float:
-        """log δ of the positives (0) or negatives (1); -inf where the other set is empty."""
-        if self.formula.delta is not None:
-            return math.log(self.formula.delta)
+        """log δ of the positives (0) or negatives (1); -inf where the derived one is zero."""
+        delta = self.formula.delta
+        if not isinstance(delta, str):
+            return math.log(delta)
         own = (self.positive_count, self.negative_count)[side]
+        if delta == "mean":
+            return -own.log()
         return self.counts[1 - side].log() - 2.0 * own.log()
 
     def _average(self, shift: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:

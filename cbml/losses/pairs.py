@@ -4,12 +4,18 @@ A tile hands out the few similarities that are not of negatives, and writes over
 kinds do it in their own way: by the places of each row's class, or by masks.
 """
 
+import warnings
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 __all__ = ["LabelPairs", "LabelTile", "ListedPairs", "MaskedTile"]
+
+NO_POSITIVES = (
+    "no two images of this batch share a label, so that the loss has nothing to pull together: "
+    "draw several images of each class, for example with cbml.ClassBalancedSampler"
+)
 
 
 class LabelTile:
@@ -106,7 +112,7 @@ class LabelPairs:
 
     Args:
         labels: of the rows. (B,)
-        column_labels: of the columns; None where they are the rows, and a picture is then no pair
+        column_labels: of the columns; None where they are the rows, and an image is then no pair
             with itself. (R,)
     """
 
@@ -123,6 +129,8 @@ class LabelPairs:
             tile_rows: rows of a tile.
         """
         sizes: list[int] = self.sizes.tolist()
+        if self.is_self and max(sizes) == 1:
+            warnings.warn(NO_POSITIVES, stacklevel=1)  # this line, so that Python shows it once
         for start in range(0, len(sizes), tile_rows):
             rows = slice(start, min(start + tile_rows, len(sizes)))
             yield self._tile(rows, max(1, *sizes[rows]))

@@ -2,8 +2,8 @@
 
 from torch import nn
 
+from cbml.losses.baselines import BASELINES
 from cbml.losses.contrastive_bayesian import CBMLLoss
-from cbml.losses.rivals import RIVALS
 from cbml.losses.variance import MetricVariance
 from cbml.losses.variants import VARIANTS
 
@@ -13,5 +13,5 @@ LOSSES: dict[str, type[nn.Module]] = {
     "cbml": CBMLLoss,
     **VARIANTS,
     "metric_variance": MetricVariance,
-    **RIVALS,
+    **BASELINES,
 }

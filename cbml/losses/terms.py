@@ -1,14 +1,29 @@
-"""From embeddings and labels to the terms of the loss, differentiable once."""
+"""From embeddings and labels to the terms of the loss, differentiable once.
 
+All that reads values (checks, mining, tiles) happens inside one registered operator, `cbml::terms`,
+so that torch's compiler and exporter see a single node and the transforms of `torch.func` its
+gradient.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from cbml.losses.inputs import as_labels, as_matrix, as_pairs, unit_rows
+from cbml.losses.inputs import (
+    as_labels,
+    as_matrix,
+    as_pairs,
+    check_range,
+    unit_rows,
+    without_self_references,
+)
 from cbml.losses.kernel import Formula, PairSums, pair_terms
+from cbml.losses.options import Averaging
 from cbml.losses.pairs import LabelPairs, ListedPairs
+from cbml.losses.ratios import Exponent
 
 __all__ = ["LossTerms", "compute_terms"]
 
@@ -48,13 +63,7 @@ def compute_terms(
         ref_labels: their labels. (R,)
         formula: what to compute.
     """
-    if (ref_emb is None) != (ref_labels is None):
-        missing = "ref_emb" if ref_emb is None else "ref_labels"
-        raise ValueError(f"ref_emb and ref_labels go together: {missing} is missing")
-    if ref_emb is embeddings and ref_labels is not None:
-        if ref_labels is not labels and not torch.equal(ref_labels, labels):
-            raise ValueError("ref_emb is embeddings itself, but ref_labels differ from labels")
-        ref_emb, ref_labels = None, None
+    ref_emb, ref_labels = without_self_references(embeddings, labels, ref_emb, ref_labels)
     rows = as_matrix(embeddings, "embeddings")
     row_labels = as_labels(labels, rows, "labels")
     columns, column_labels = None, None
@@ -65,26 +74,74 @@ def compute_terms(
                 f"ref_emb has {columns.shape[1]} dimensions, embeddings has {rows.shape[1]}"
             )
         column_labels = as_labels(ref_labels, columns, "ref_labels")
+    positives, negatives = (None, None) if indices_tuple is None else as_pairs(indices_tuple)
+    learns = torch.is_grad_enabled()
+    # The compiler takes the operator whole; torch.func wants the function.
+    evaluate = _operator if torch.compiler.is_compiling() else _Terms.apply
+    total, parts, _, _ = evaluate(
+        rows,
+        columns,
+        row_labels,
+        column_labels,
+        positives,
+        negatives,
+        [] if formula.ratio is None else [*formula.ratio[0], *formula.ratio[1]],
+        formula.averaging,
+        1.0 if isinstance(formula.delta, str) else formula.delta,
+        formula.delta if isinstance(formula.delta, str) else "",
+        formula.mining_margin,
+        formula.skip_easy_anchors,
+        formula.positive_weight,
+        formula.variance_weight,
+        formula.target_mix,
+        formula.variance_sum,
+        learns and rows.requires_grad,
+        learns and columns is not None and columns.requires_grad,
+    )
+    positive, negative, variance = parts.detach().unbind()
+    return LossTerms(positive, negative, variance, total)
+
+
+def _evaluate(
+    rows: Tensor,
+    columns: Tensor | None,
+    row_labels: Tensor,
+    column_labels: Tensor | None,
+    positives: Tensor | None,
+    negatives: Tensor | None,
+    exponents: Sequence[float],
+    averaging: str,
+    delta: float,
+    delta_rule: str,
+    mining_margin: float | None,
+    skip_easy_anchors: bool,
+    positive_weight: float,
+    variance_weight: float,
+    target_mix: float,
+    variance_sum: bool,
+    wants_rows: bool,
+    wants_columns: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The total, the three parts, and the gradients of the total: value and gradient in one pass.
+
+    An operator takes plain values only, so the formula arrives in pieces. A gradient that nobody
+    wants is an empty tensor.
+    """
+    # Words were checked when the loss was made.
+    words: Averaging = averaging  # type: ignore[assignment]
+    rule: Literal["derived", "mean"] = delta_rule  # type: ignore[assignment]
+    formula = Formula(
+        ratio=(Exponent(*exponents[:3]), Exponent(*exponents[3:])) if exponents else None,
+        averaging=words,
+        delta=rule or delta,
+        mining_margin=mining_margin,
+        skip_easy_anchors=skip_easy_anchors,
+        positive_weight=positive_weight,
+        variance_weight=variance_weight,
+        target_mix=target_mix,
+        variance_sum=variance_sum,
+    )
     with torch.autocast(rows.device.type, enabled=False):
-        means: tuple[Tensor, ...] = _PairLoss.apply(
-            rows, columns, row_labels, column_labels, indices_tuple, formula
-        )
-    return LossTerms(*means)
-
-
-class _PairLoss(torch.autograd.Function):
-    """Value and gradient in one pass; the gradient waits for backward as (B, D) matrices."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        columns: Tensor | None,
-        row_labels: Tensor,
-        column_labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        formula: Formula,
-    ) -> tuple[Tensor, ...]:
         unit, lengths = unit_rows(rows, "embeddings")
         others, other_lengths = unit, lengths
         if columns is not None:
@@ -92,42 +149,77 @@ class _PairLoss(torch.autograd.Function):
         if len(unit) == 0 or len(others) == 0:
             sums = _no_pairs(rows, columns, formula)
         else:
-            wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
             pairs: LabelPairs | ListedPairs = LabelPairs(row_labels, column_labels)
-            if indices_tuple is not None:
+            if positives is not None and negatives is not None:
                 shape = (len(unit), len(others))
-                pairs = ListedPairs(as_pairs(indices_tuple, *shape), shape, unit.device)
+                check_range(positives, negatives, *shape)
+                pairs = ListedPairs((*positives, *negatives), shape, unit.device)
+            wanted = (wants_rows, wants_columns)
             sums = pair_terms(unit, None if columns is None else others, pairs, formula, wanted)
         count = max(1, len(unit))
-        ctx.save_for_backward(
-            rows,
-            columns,
-            _through_lengths(sums.grad_rows, unit, lengths * count),
-            _through_lengths(sums.grad_columns, others, other_lengths * count),
+        parts = torch.stack((sums.positive, sums.negative, sums.variance)) / count
+        return (
+            positive_weight * parts[0] + parts[1] + variance_weight * parts[2],
+            parts,
+            _through_lengths(sums.grad_rows, unit, lengths * count, rows),
+            _through_lengths(sums.grad_columns, others, other_lengths * count, rows),
         )
-        means = [term / count for term in (sums.positive, sums.negative, sums.variance)]
-        total = means[0] + means[1] + formula.variance_weight * means[2]
-        ctx.mark_non_differentiable(*means)
-        return (*means, total)
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        rows, columns, grad_rows, grad_columns = ctx.saved_tensors
-        scale = grad_outputs[-1]
-        found = [
-            None if grad is None else _DifferentiatedOnce.apply(grad * scale, matrix)
-            for grad, matrix in ((grad_rows, rows), (grad_columns, columns))
-        ]
-        return (*found, None, None, None, None)
+
+def _fake(rows: Tensor, columns: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    """What `_evaluate` gives, in shape and type alone."""
+    wants_rows, wants_columns = rest[-2:]
+    return (
+        rows.new_empty(()),
+        rows.new_empty(3),
+        rows.new_empty(rows.shape if wants_rows else 0),
+        rows.new_empty(columns.shape if columns is not None and wants_columns else 0),
+    )
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1], *output[2:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros of (B, D) for outputs without a gradient
+    ctx.others = len(inputs) - 2
+
+
+def _hand_out_gradients(ctx: Any, scale: Tensor | None, *_: Tensor) -> tuple[Tensor | None, ...]:
+    rows, columns, grad_rows, grad_columns = ctx.saved_tensors
+    found = [
+        _DifferentiatedOnce.apply(grad * scale, matrix) if needed and scale is not None else None
+        for grad, matrix, needed in (
+            (grad_rows, rows, ctx.needs_input_grad[0]),
+            (grad_columns, columns, ctx.needs_input_grad[1]),
+        )
+    ]
+    return (*found, *[None] * ctx.others)
+
+
+class _Terms(torch.autograd.Function):
+    """`_evaluate` with its gradient, for every day: a call costs less than the operator's."""
+
+    forward = staticmethod(_evaluate)
+    setup_context = staticmethod(_keep_gradients)
+    backward = staticmethod(_hand_out_gradients)
+
+
+_operator = torch.library.custom_op("cbml::terms", _evaluate, mutates_args=())
+_operator.register_fake(_fake)
+_operator.register_autograd(_hand_out_gradients, setup_context=_keep_gradients)
 
 
 class _DifferentiatedOnce(torch.autograd.Function):
     """The gradient, as a function of the embeddings whose own derivative nobody has derived."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, matrix: Tensor) -> Tensor:
-        del ctx, matrix  # an argument, so that a second derivative by it comes here
-        return grad
+    def forward(grad: Tensor, matrix: Tensor) -> Tensor:
+        del matrix  # an argument, so that a second derivative by it comes here
+        return grad.view_as(grad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Nothing is kept: there is no second derivative to compute."""
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -150,9 +242,9 @@ def _no_pairs(rows: Tensor, columns: Tensor | None, formula: Formula) -> PairSum
     )
 
 
-def _through_lengths(grad: Tensor | None, unit: Tensor, lengths: Tensor) -> Tensor | None:
-    """The gradient of the embeddings from that of their unit vectors."""
+def _through_lengths(grad: Tensor | None, unit: Tensor, lengths: Tensor, like: Tensor) -> Tensor:
+    """The gradient of the embeddings from that of their unit vectors; empty where there is none."""
     if grad is None:
-        return None
+        return like.new_empty(0)
     along = (grad * unit).sum(dim=1, keepdim=True)
     return grad.addcmul_(unit, along, value=-1.0).div_(lengths)

@@ -44,7 +44,7 @@ class MetricVariance(nn.Module):
         """The constraint's value for one batch.
 
         Args:
-            embeddings: one row per picture; their direction counts, not their length. (B, D)
+            embeddings: one row per image; their direction counts, not their length. (B, D)
             labels: one integer per row. (B,)
             indices_tuple: pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
             ref_emb: embeddings to compare with instead of the batch itself. (R, D)
@@ -101,7 +101,7 @@ class WithVariance(nn.Module):
         A miner's pairs go to the loss; the constraint always sees all pairs.
 
         Args:
-            embeddings: one row per picture. (B, D)
+            embeddings: one row per image. (B, D)
             labels: one integer per row. (B,)
             indices_tuple: pairs or triplets for the loss.
             ref_emb: embeddings to compare with instead of the batch itself. (R, D)
@@ -110,3 +110,28 @@ class WithVariance(nn.Module):
         loss: Tensor = self.loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         constraint: Tensor = self.variance(embeddings, labels, None, ref_emb, ref_labels)
         return loss + self.variance_weight * constraint
+
+    def mine(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> tuple[Tensor, ...] | None:
+        """The pairs that the wrapped loss itself chooses; None where it takes all.
+
+        Args:
+            embeddings: one row per image. (B, D)
+            labels: one integer per row. (B,)
+            indices_tuple: the pairs among which to choose, instead of all.
+            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: their labels. (R,)
+        """
+        choose = getattr(self.loss, "mine", None)
+        if choose is None:
+            return None
+        chosen: tuple[Tensor, ...] | None = choose(
+            embeddings, labels, indices_tuple, ref_emb, ref_labels
+        )
+        return chosen

@@ -1,4 +1,4 @@
-"""The table of backbones: how each is built, what it gives, and what it expects of its pictures."""
+"""The table of backbones: how each is built, what it gives, and what it expects of its images."""
 
 import difflib
 import itertools
@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from cbml.errors import BadData, MissingExtra
 from cbml.models.bn_inception import BNInception
 from cbml.models.preprocessing import Preprocessing
-
-__all__ = ["BACKBONES", "Backbone", "find_backbone", "import_timm"]
 
 _IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 _SYMMETRIC = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # numbers from -1 to 1
@@ -34,7 +32,7 @@ class Backbone:
     """One row of the table.
 
     Args:
-        build: gives the network that turns pictures into a map (B, C, H, W), or into vectors
+        build: gives the network that turns images into a map (B, C, H, W), or into vectors
             (B, C) when it is called with the pooling "backbone".
         features: C.
         preprocessing: what its pretrained weights expect.
@@ -43,6 +41,7 @@ class Backbone:
         classifier: beginnings of the names that belong to the classifier in public weights and are
             left out when they are loaded.
         prefix: what stands before a public weight's name inside the built network.
+        levels: the modules behind which heads of the levels "low" and "middle" read; see `Head`.
     """
 
     build: Callable[[str], nn.Module]
@@ -52,6 +51,7 @@ class Backbone:
     weights: str = "imagenet"
     classifier: tuple[str, ...] = ("fc.",)
     prefix: str = ""
+    levels: tuple[str, str] | None = None
 
 
 def find_backbone(name: str) -> Backbone:
@@ -70,7 +70,7 @@ def find_backbone(name: str) -> Backbone:
 
 
 class _Conv4(nn.Sequential):
-    """Four 3×3 convolutions of 64 maps, each halving the picture; learns on a CPU in seconds."""
+    """Four 3×3 convolutions of 64 maps, each halving the image; learns on a CPU in seconds."""
 
     def __init__(self) -> None:
         widths = (3, 64, 64, 64, 64)
@@ -80,7 +80,7 @@ class _Conv4(nn.Sequential):
                 nn.Conv2d(incoming, outgoing, 3, padding=1, bias=False),
                 nn.BatchNorm2d(outgoing),
                 nn.ReLU(inplace=True),
-                nn.MaxPool2d(2, ceil_mode=True),  # rounding up lets pictures of one pixel through
+                nn.MaxPool2d(2, ceil_mode=True),  # rounding up lets images of one pixel through
             ]
         super().__init__(*layers)
 
@@ -101,8 +101,8 @@ class _TimmFeatures(nn.Module):
             ) from None
         self.channels_last_map = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        features: Tensor = self.network(pictures)
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.network(images)
         if features.dim() == 3:  # tokens (B, N, C): those in front stand for no place
             places = features[:, getattr(self.network, "num_prefix_tokens", 0) :]
             return places.transpose(1, 2).unsqueeze(-1)
@@ -129,7 +129,9 @@ def _resnet(depth: int, features: int, *, stride_first: bool = False) -> Backbon
                 layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
         return _in_sequence(network, _RESNET)
 
-    return Backbone(build=build, features=features, preprocessing=_IMAGENET)
+    return Backbone(
+        build=build, features=features, preprocessing=_IMAGENET, levels=("layer2", "layer3")
+    )
 
 
 def _build_googlenet(pooling: str) -> nn.Module:
@@ -193,6 +195,7 @@ BACKBONES: dict[str, Backbone] = {
         features=1024,
         preprocessing=_IMAGENET,
         classifier=("fc.", "aux1.", "aux2."),
+        levels=("inception4a", "inception4d"),  # where its auxiliary classifiers are
     ),
     "bn_inception": Backbone(
         build=lambda pooling: BNInception(),
@@ -200,6 +203,7 @@ BACKBONES: dict[str, Backbone] = {
         preprocessing=_CAFFE,
         pooling="max",
         classifier=("last_linear.",),
+        levels=("inception_3c_output", "inception_4e_output"),  # the same
     ),
     "efficientnet_lite0": Backbone(
         build=lambda pooling: _TimmFeatures("tf_efficientnet_lite0", pooling),
@@ -208,6 +212,7 @@ BACKBONES: dict[str, Backbone] = {
         weights="package",
         classifier=("classifier.",),
         prefix="network.",
+        levels=("network.blocks.2", "network.blocks.4"),
     ),
     "conv4": Backbone(
         build=lambda pooling: _Conv4(),
@@ -215,5 +220,6 @@ BACKBONES: dict[str, Backbone] = {
         preprocessing=_SYMMETRIC.with_crop(32),
         weights="none",
         classifier=(),
+        levels=("7", "11"),
     ),
 }

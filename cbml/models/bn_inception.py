@@ -1,7 +1,7 @@
 """BN-Inception, the backbone of most metric-learning tables, which torchvision and timm lack.
 
-Inception with batch normalisation (Ioffe and Szegedy 2015) as it is known from Caffe: 224 × 224 BGR
-pictures on a scale of 0 to 255 become 1024 maps of 7 × 7. Every layer carries the name it has in
+Inception with batch normalization (Ioffe and Szegedy 2015) as it is known from Caffe: 224 × 224 BGR
+images on a scale of 0 to 255 become 1024 maps of 7 × 7. Every layer carries the name it has in
 the public `bn_inception` state dict, so that this file's weights load strictly.
 """
 
@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cbml.errors import BadData
-
-__all__ = ["BNInception"]
 
 
 class _Block(NamedTuple):
@@ -63,17 +61,18 @@ class BNInception(nn.Module):
             self._add(block, width)
             width = block.width(width)
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """The last map of features.
 
         Args:
-            pictures: BGR on a scale of 0 to 255, minus the mean.
+            images: BGR on a scale of 0 to 255, minus the mean.
         """
-        features = _halve(self._apply_unit("conv1_7x7_s2", pictures))
+        features = _halve(self._apply_unit("conv1_7x7_s2", images))
         features = self._apply_unit("conv2_3x3_reduce", features)
         features = _halve(self._apply_unit("conv2_3x3", features))
         for block in _BLOCKS:
             features = self._apply_block(block, features)
+            features = self.get_submodule(f"inception_{block.name}_output")(features)
         return features
 
     def _add(self, block: _Block, incoming: int) -> None:
@@ -87,9 +86,10 @@ class BNInception(nn.Module):
         self._unit(f"{name}_double_3x3_2", block.double[1], block.double[1], 3, stride=stride)
         if not block.halves:
             self._unit(f"{name}_pool_proj", incoming, block.projection, 1)
+        self.add_module(f"{name}_output", nn.Identity())  # where a head can read the block
 
     def _unit(self, name: str, incoming: int, outgoing: int, kernel: int, stride: int = 1) -> None:
-        # The bias is redundant before batch normalisation, but the public weights have one.
+        # The bias is redundant before batch normalization, but the public weights have one.
         convolution = nn.Conv2d(incoming, outgoing, kernel, stride, padding=kernel // 2)
         nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(torch.as_tensor(convolution.bias))
@@ -122,7 +122,7 @@ def _refuse_odd(features: Tensor) -> None:
     height, width = features.shape[-2:]
     if height % 2 or width % 2:
         raise BadData(
-            "bn_inception: the picture's sides do not halve evenly; use 224, 227, 256 or another "
+            "bn_inception: the image's sides do not halve evenly; use 224, 227, 256 or another "
             f"multiple of 32 (a map of {height} × {width} was reached)"
         )
 

@@ -17,8 +17,6 @@ from cbml.errors import BadData, DamagedFile
 from cbml.files import sha256
 from cbml.models.backbones import import_timm
 
-__all__ = ["download", "read_tensors"]
-
 _BN_INCEPTION = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
 _TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "googlenet")
 

@@ -1,6 +1,7 @@
 """The model: a backbone, pooling, one linear layer, and a length of one."""
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,28 +12,29 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cbml.errors import BadData, DamagedFile
 from cbml.models.backbones import find_backbone
+from cbml.models.heads import LAST, Head, Heads, resolve_levels
 from cbml.models.pooling import POOLINGS, GeneralizedMean, pool
 from cbml.models.preprocessing import Preprocessing
 from cbml.models.saved import read_model, write_model
 from cbml.models.weights import load_weights
-
-__all__ = ["BATCH_NORMS", "Embedder"]
+from cbml.outputs import Outputs
 
 BATCH_NORMS = ("trained", "frozen_statistics", "frozen")
 
 
 class Embedder(nn.Module):
-    """Pictures to unit vectors.
+    """Images to unit vectors.
 
-        features  = pool(backbone(pictures))                (B, C)
-        embedding = normalise(features Wᵀ + b)              (B, D)
+        features  = pool(backbone(images))                (B, C)
+        embedding = normalize(features Wᵀ + b)              (B, D)
 
     W starts kaiming-normal (fan-out), b at zero. Pooling, W and the length are computed in float32
-    even under autocast.
+    even under autocast. With `heads` the embedding is put together from several sub-embeddings; see
+    `cbml.models.heads`.
 
     Args:
         backbone: a name in BACKBONES, or "timm:<name>".
-        dim: D. 512 in the paper's main tables.
+        dim: D. 512 in the paper's main tables. With heads it is the sum of their widths.
         pooling: "average", "max", "average_max", "generalized_mean", or for timm "backbone", its
             own; "default" takes the paper's for the backbone (max for BN-Inception, else average).
         batch_norm: "trained"; "frozen_statistics", which keeps the running means and variances and
@@ -40,7 +42,9 @@ class Embedder(nn.Module):
             frozen statistics for pretrained weights and trained for weights="none".
         weights: "imagenet", "package", "none", a Path or "path:<file>"; "default" takes the usual
             source of the backbone.
-        preprocessing: another size or normalisation of the pictures than the backbone's own.
+        preprocessing: another size or normalization of the images than the backbone's own.
+        heads: sub-embeddings in place of the one linear layer.
+        reranker: name of the reranker that searches with this model use; None for none.
         seed: of the head's start values, and of the backbone's where no weights are loaded.
     """
 
@@ -53,10 +57,12 @@ class Embedder(nn.Module):
         batch_norm: str = "default",
         weights: str | Path = "default",
         preprocessing: Preprocessing | None = None,
+        heads: Sequence[Head] = (),
+        reranker: str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        row = find_backbone(backbone)
+        row, heads = find_backbone(backbone), resolve_levels(heads, backbone)
         weights = row.weights if weights == "default" else weights
         if batch_norm == "default":
             batch_norm = "trained" if weights == "none" else "frozen_statistics"
@@ -69,39 +75,111 @@ class Embedder(nn.Module):
             torch.manual_seed(seed)
             self.backbone = row.build(self.pooling)
             self.gem = GeneralizedMean() if self.pooling == "generalized_mean" else None
-            self.head = nn.Linear(row.features, dim)
-            nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
-            nn.init.zeros_(self.head.bias)
+            self.head = self._build_head(row.features, heads)
+        self.heads, self.reranker = heads, reranker
         self.provenance = load_weights(self.backbone, backbone, weights)
         if self.batch_norm == "frozen":
             for norm in _batch_norms(self):
                 norm.requires_grad_(False)
         self.train()
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def _build_head(self, features: int, heads: Sequence[Head]) -> nn.Module:
+        if heads:
+            built = Heads(heads, self._widths(features, {head.tap for head in heads}))
+            self.dim = _checked_dim(built.dim)
+            return built
+        head = nn.Linear(features, self.dim)
+        nn.init.kaiming_normal_(head.weight, mode="fan_out")
+        nn.init.zeros_(head.bias)
+        return head
+
+    def _widths(self, last: int, taps: set[str]) -> dict[str, int]:
+        """Channels of the maps at some depths; those within the backbone are seen in a trial."""
+        if not taps - {LAST}:
+            return {LAST: last}
+        side, some = self.preprocessing.crop, next(self.backbone.parameters())
+        self.backbone.eval()
+        with torch.no_grad():
+            maps = self._maps(torch.zeros(1, 3, side, side, device=some.device), taps)
+        return {tap: found.shape[1] for tap, found in maps.items()} | {LAST: last}
+
+    def forward(self, images: Tensor) -> Tensor:
         """Unit vectors, float32, (B, 3, H, W) -> (B, D).
 
         Args:
-            pictures: float pictures as `preprocessing` describes them.
+            images: float images as `preprocessing` describes them.
         """
-        features = self.features(pictures)
-        with torch.autocast(pictures.device.type, enabled=False):
+        if self.heads:
+            return self.forward_outputs(images).embeddings
+        features = self.features(images)
+        with torch.autocast(images.device.type, enabled=False):
             return functional.normalize(self.head(features), dim=1)
 
-    def features(self, pictures: Tensor) -> Tensor:
+    def features(self, images: Tensor) -> Tensor:
         """Pooled features before the linear layer, float32, (B, 3, H, W) -> (B, C).
 
         Args:
-            pictures: float pictures as `preprocessing` describes them.
+            images: float images as `preprocessing` describes them.
         """
-        features: Tensor = self.backbone(pictures)
-        with torch.autocast(pictures.device.type, enabled=False):
-            features = features.float()
-            if self.gem is not None:
-                features = self.gem(features)
-            elif self.pooling != "backbone":
-                features = pool(features, self.pooling)
-            return features
+        found: Tensor = self.backbone(images)
+        with torch.autocast(images.device.type, enabled=False):
+            return self._pooled(found)
+
+    def forward_outputs(self, images: Tensor, parts: Sequence[str] = ()) -> Outputs:
+        """Embeddings with the part of each head under its name, and further parts on request.
+
+        Those are, all float32: "map", the backbone's last map (B, C, H, W), "features", pooled
+        (B, C), and "raw", what the linear layer gives before the division by its length. Behind a
+        colon stands another depth or a head: "map:layer3", "features:layer3", "raw:second".
+
+        Args:
+            images: float images as `preprocessing` describes them.
+            parts: names of the further ones.
+        """
+        asked = [(part, *part.partition(":")[::2]) for part in parts]
+        taps = {head.tap for head in self.heads}
+        taps |= {place for _, kind, place in asked if kind in ("map", "features")}
+        maps = self._maps(images, taps)
+        with torch.autocast(images.device.type, enabled=False):
+            features = {tap: self._pooled(found) for tap, found in maps.items()}
+            if isinstance(self.head, Heads):
+                raw = self.head.raw(features)
+                own = {name: functional.normalize(part, dim=1) for name, part in raw.items()}
+                embeddings = self.head.embedding(own)
+            else:
+                raw, own = {"": self.head(features[LAST])}, {}
+                embeddings = functional.normalize(raw[""], dim=1)
+            kinds = {"map": maps, "features": features, "raw": raw}
+            for part, kind, place in asked:
+                if place not in kinds.get(kind, {}):
+                    raise BadData(f"part {part!r}: the model has map, features and raw, see docs")
+                own[part] = kinds[kind][place].float()
+        return Outputs(embeddings, own)
+
+    def _maps(self, images: Tensor, taps: set[str]) -> dict[str, Tensor]:
+        """The backbone's last map under LAST, and those behind the modules that are tapped."""
+        maps: dict[str, Tensor] = {}
+        with contextlib.ExitStack() as hooks:
+            for tap in taps - {LAST}:
+                try:
+                    module = self.backbone.get_submodule(tap)
+                except AttributeError:
+                    raise BadData(f"tap {tap!r}: {self.backbone_name} has no such module") from None
+
+                def keep(_: nn.Module, __: object, output: Tensor, tap: str = tap) -> None:
+                    maps[tap] = output
+
+                hooks.callback(module.register_forward_hook(keep).remove)
+            maps[LAST] = self.backbone(images)
+        return maps
+
+    def _pooled(self, found: Tensor) -> Tensor:
+        found = found.float()
+        if found.dim() == 2:
+            return found
+        if self.gem is not None:
+            return self.gem(found)  # type: ignore[no-any-return]
+        return pool(found, "average" if self.pooling == "backbone" else self.pooling)
 
     def train(self, mode: bool = True) -> Self:
         """Switch between training and evaluation; frozen statistics stay frozen.
@@ -118,7 +196,7 @@ class Embedder(nn.Module):
     def parameter_groups(
         self, learning_rate: float, *, backbone_factor: float = 1.0
     ) -> list[dict[str, Any]]:
-        """Two groups for an optimiser, "backbone" and "head", each with its learning rate.
+        """Two groups for an optimizer, "backbone" and "head", each with its learning rate.
 
         Args:
             learning_rate: of the head, and of a learnt pooling power.
@@ -145,15 +223,19 @@ class Embedder(nn.Module):
             "batch_norm": self.batch_norm,
             "preprocessing": self.preprocessing.as_dict(),
             "provenance": self.provenance,
+            "heads": [head.as_dict() for head in self.heads],
+            "reranker": self.reranker,
         }
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write the model in one step: an old model in the folder stays whole until then.
 
         Args:
             folder: made if missing.
+            weights: an earlier `state_dict` of it to write instead of the present one.
         """
-        write_model(Path(folder), self.state_dict(), self.describe())
+        tensors = self.state_dict() if weights is None else weights
+        write_model(Path(folder), tensors, self.describe())
 
     @classmethod
     def load(cls, folder: str | Path) -> "Embedder":
@@ -175,6 +257,8 @@ class Embedder(nn.Module):
                 batch_norm=facts["batch_norm"],
                 weights="none",
                 preprocessing=Preprocessing.of(facts["preprocessing"]),
+                heads=[Head.of(plain) for plain in facts["heads"]],
+                reranker=facts["reranker"],
             )
 
         try:

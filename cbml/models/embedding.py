@@ -1,4 +1,4 @@
-"""Many pictures -> one array of unit vectors, in their order, in bounded memory."""
+"""Many images -> one array of unit vectors, in their order, in bounded memory."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,10 +13,8 @@ from torch.nn import functional
 from cbml.errors import BadData
 from cbml.models.execution import Execution, device_of
 from cbml.models.preprocessing import Preprocessing
-from cbml.models.progress import Progress
-from cbml.models.reading import Batch, PictureReader
-
-__all__ = ["embed", "embed_across"]
+from cbml.models.reading import Batch, ImageReader
+from cbml.progress import Progress
 
 Rows = NDArray[np.float32]
 Report = Callable[[int], object]
@@ -32,19 +30,19 @@ def embed(
     execution: Execution | None = None,
     progress: bool | Report = True,
 ) -> Rows:
-    """Unit vectors of all pictures in their order, (N, D) float32.
+    """Unit vectors of all images in their order, (N, D) float32.
 
-    Pictures are framed and normalised as `model.preprocessing` says. At most a few batches are in
-    memory at a time. A picture that cannot be read, or whose vector is not finite, ends the work
+    Images are framed and normalized as `model.preprocessing` says. At most a few batches are in
+    memory at a time. An image that cannot be read, or whose vector is not finite, ends the work
     with its name.
 
     Args:
-        model: an Embedder, or any module with a `preprocessing` that gives one row per picture.
-        images: uint8 RGB pictures (arrays H × W × 3 or tensors 3 × H × W), or whatever `load`
-            takes, such as paths; an image set with `.paths` will do.
-        load: turns one item of `images` into a uint8 picture; needed for paths.
-        batch_size: pictures in one forward pass.
-        processes: processes that load and frame pictures beside this one; `images` must then be a
+        model: an Embedder, or any module with a `preprocessing` that gives one row per image.
+        images: uint8 RGB images (arrays H × W × 3 or tensors 3 × H × W), or whatever `load`
+            takes, such as paths; an dataset with `.paths` will do.
+        load: turns one item of `images` into a uint8 image; needed for paths.
+        batch_size: images in one forward pass.
+        processes: processes that load and frame images beside this one; `images` must then be a
             sequence.
         execution: how the model is run; by default channels-last in float32.
         progress: True shows it on standard error; a function is called with the number done.
@@ -52,12 +50,12 @@ def embed(
     items: Any = getattr(images, "paths", images)
     known = isinstance(items, Sequence | np.ndarray | Tensor)
     if processes and not known:
-        raise BadData("processes need a sequence of pictures: put them into a list, or use 0")
+        raise BadData("processes need a sequence of images: put them into a list, or use 0")
     if known:
-        reader = PictureReader(items, load, _preprocessing(model), stop=len(items))
+        reader = ImageReader(items, load, _preprocessing(model), stop=len(items))
         batches, total = reader.batches(batch_size, processes), len(items)
     else:
-        reader = PictureReader((), load, _preprocessing(model))
+        reader = ImageReader((), load, _preprocessing(model))
         batches, total = reader.stream(items, batch_size), None
     return _run(model, batches, total, execution, progress)
 
@@ -88,7 +86,7 @@ def embed_across(
     items: Sequence[Any] = getattr(images, "paths", images)
     rank, world = distributed.get_rank(group), distributed.get_world_size(group)
     edges = [len(items) * part // world for part in range(world + 1)]
-    reader = PictureReader(items, load, _preprocessing(model), edges[rank], edges[rank + 1])
+    reader = ImageReader(items, load, _preprocessing(model), edges[rank], edges[rank + 1])
     failure: Exception | None = None
     rows = np.empty((0, 0), np.float32)
     try:
@@ -116,8 +114,8 @@ def _run(
     try:
         with _reporting(progress, total) as report, torch.inference_mode():
             for batch in batches:
-                pictures = preprocessing.normalise(batch.pictures.to(device_of(model)))
-                rows.append(_unit_rows(execution.run(model, pictures), batch.names))
+                images = preprocessing.normalize(batch.images.to(device_of(model)))
+                rows.append(_unit_rows(execution.run(model, images), batch.names))
                 report(sum(map(len, rows)))
     finally:
         model.train(was_training)
@@ -130,7 +128,7 @@ def _unit_rows(vectors: Tensor, names: list[str]) -> Rows:
     for position in torch.nonzero(~good).flatten().tolist():
         raise BadData(
             f"{names[position]}: the model gives no direction for it (NaN, infinity or all zeros); "
-            "look at the picture, or at the model's weights"
+            "look at the image, or at the model's weights"
         )
     return functional.normalize(vectors, dim=1).cpu().numpy()
 
@@ -149,7 +147,7 @@ def _gathered(
         raise failure
     failed = [rank for rank, (broken, _) in enumerate(states) if broken]
     if failed:
-        raise BadData(f"process {failed[0]} of the group stopped; its message names the picture")
+        raise BadData(f"process {failed[0]} of the group stopped; its message names the image")
     width = int(max(width for _, width in states))
     padded = torch.zeros((int(counts.max(initial=0)), width), device=device)
     padded[: len(rows)] = torch.from_numpy(rows).to(device) if len(rows) else 0
@@ -172,7 +170,7 @@ def _reporting(progress: bool | Report, total: int | None) -> Iterator[Report]:
     if callable(progress):
         yield progress
     elif progress:
-        with Progress("pictures embedded", total) as shown:
+        with Progress("images embedded", total) as shown:
             yield shown.show
     else:
         yield lambda done: None

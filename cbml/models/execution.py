@@ -4,6 +4,7 @@ import contextlib
 import functools
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -12,8 +13,7 @@ from torch import Tensor, nn
 
 from cbml.errors import BadData
 from cbml.models.folding import fold_batch_norms
-
-__all__ = ["Execution", "bfloat16_survives", "device_of"]
+from cbml.outputs import Outputs
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -79,28 +79,48 @@ class Execution:
         if self.fold:
             size = getattr(getattr(model, "preprocessing", None), "crop", 64)
             generator = torch.Generator().manual_seed(0)
-            pictures = torch.rand(1, 3, size, size, generator=generator).to(device)
-            fold_batch_norms(model, pictures)
+            images = torch.rand(1, 3, size, size, generator=generator).to(device)
+            fold_batch_norms(model, images)
         if self.compile:
             model.compile()  # in place: the names of its parameters stay
         return model
 
-    def run(self, model: nn.Module, pictures: Tensor) -> Tensor:
+    def run(self, model: nn.Module, images: Tensor) -> Tensor:
         """One forward pass as chosen.
 
         Args:
             model: as `prepare` gave it.
-            pictures: (B, 3, H, W), on the model's device.
+            images: (B, 3, H, W), on the model's device.
         """
-        if self.channels_last:
-            pictures = pictures.contiguous(memory_format=torch.channels_last)
-        if self.precision == "float32":
-            context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        else:
-            context = torch.autocast(pictures.device.type, dtype=_DTYPES[self.precision])
-        with context:
-            result: Tensor = model(pictures)
+        with self._context(images.device):
+            result: Tensor = model(self._laid_out(images))
         return result
+
+    def run_outputs(self, model: nn.Module, images: Tensor, parts: Sequence[str] = ()) -> Outputs:
+        """One forward pass as chosen, with the parts of the model; compiled only where it has none.
+
+        Args:
+            model: as `prepare` gave it.
+            images: (B, 3, H, W), on the model's device.
+            parts: further parts, as for `Embedder.forward_outputs`.
+        """
+        if not parts and not getattr(model, "heads", ()):
+            return Outputs(self.run(model, images))
+        with self._context(images.device):
+            outputs: Outputs = model.forward_outputs(  # type: ignore[operator]
+                self._laid_out(images), parts
+            )
+        return outputs
+
+    def _laid_out(self, images: Tensor) -> Tensor:
+        if self.channels_last:
+            return images.contiguous(memory_format=torch.channels_last)
+        return images
+
+    def _context(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        if self.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, dtype=_DTYPES[self.precision])
 
     def as_dict(self) -> dict[str, Any]:
         """Every field by its name, ready for JSON."""

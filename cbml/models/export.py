@@ -1,4 +1,4 @@
-"""A model as one ONNX file, published only after it gave torch's answers on real pictures."""
+"""A model as one ONNX file, published only after it gave torch's answers on real images."""
 
 import json
 from collections.abc import Iterable
@@ -15,9 +15,7 @@ from cbml.errors import BadData, MissingExtra
 from cbml.files import replaced_file
 from cbml.models.embedder import Embedder
 from cbml.models.preprocessing import Preprocessing
-from cbml.models.reading import as_picture
-
-__all__ = ["LARGEST_DIFFERENCE", "Exported", "export_onnx"]
+from cbml.models.reading import as_image
 
 LARGEST_DIFFERENCE = 1e-5
 
@@ -29,15 +27,15 @@ class Exported:
     Args:
         path: the file.
         size: its bytes.
-        preprocessing_inside: whether it takes uint8 pictures rather than normalised floats.
-        pictures: how many real pictures were compared.
+        preprocessing_inside: whether it takes uint8 images rather than normalized floats.
+        images: how many real images were compared.
         largest_difference: of any number of their vectors from torch's.
     """
 
     path: Path
     size: int
     preprocessing_inside: bool
-    pictures: int
+    images: int
     largest_difference: float
 
 
@@ -46,25 +44,25 @@ def export_onnx(
     path: str | Path,
     *,
     preprocessing_inside: bool = False,
-    pictures: Iterable[Any] | None = None,
+    images: Iterable[Any] | None = None,
 ) -> Exported:
     """Write a model as ONNX with a free batch size; the file appears whole and checked, or not.
 
-    The input "pictures" is (batch, 3, crop, crop): float32 as the model's preprocessing describes,
+    The input "images" is (batch, 3, crop, crop): float32 as the model's preprocessing describes,
     or, with the preprocessing inside, uint8 RGB. The output "embeddings" is (batch, D), unit rows.
     The file's metadata tells all that is needed to use it without this package.
 
     Args:
         model: the model; it is set to evaluation.
         path: the file to create or replace.
-        preprocessing_inside: normalise within the graph, so that it takes uint8 pictures.
-        pictures: uint8 pictures to compare the two on; two photographs of scikit-learn by default.
+        preprocessing_inside: normalize within the graph, so that it takes uint8 images.
+        images: uint8 images to compare the two on; two photographs of scikit-learn by default.
     """
     path, model = Path(path), model.eval()
     onnx, runtime = _import_onnx()
-    frames = torch.stack([model.preprocessing.frame(as_picture(each)) for each in _real(pictures)])
+    frames = torch.stack([model.preprocessing.frame(as_image(each)) for each in _real(images)])
     network = _FromPixels(model).eval() if preprocessing_inside else model
-    inputs = frames if preprocessing_inside else model.preprocessing.normalise(frames)
+    inputs = frames if preprocessing_inside else model.preprocessing.normalize(frames)
     with replaced_file(path) as temporary:
         _write(network, inputs[:2], temporary)
         _describe(onnx, temporary, model, preprocessing_inside)
@@ -79,15 +77,15 @@ def export_onnx(
 
 
 class _FromPixels(nn.Module):
-    """A model with its normalisation in front, on uint8 RGB pictures."""
+    """A model with its normalization in front, on uint8 RGB images."""
 
     def __init__(self, model: Embedder) -> None:
         super().__init__()
         self.model = model
         self.preprocessing: Preprocessing = model.preprocessing
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        vectors: Tensor = self.model(self.preprocessing.normalise(pictures))
+    def forward(self, images: Tensor) -> Tensor:
+        vectors: Tensor = self.model(self.preprocessing.normalize(images))
         return vectors
 
 
@@ -103,12 +101,12 @@ def _import_onnx() -> tuple[Any, Any]:
     return onnx, onnxruntime
 
 
-def _real(pictures: Iterable[Any] | None) -> list[Any]:
-    """The given pictures, or two photographs and their quarters."""
-    if pictures is not None:
-        given = list(pictures)
+def _real(images: Iterable[Any] | None) -> list[Any]:
+    """The given images, or two photographs and their quarters."""
+    if images is not None:
+        given = list(images)
         if not given:
-            raise BadData("no pictures to compare on: give at least one, or none at all")
+            raise BadData("no images to compare on: give at least one, or none at all")
         return given
     from sklearn.datasets import load_sample_images
 
@@ -132,7 +130,7 @@ def _write(network: nn.Module, inputs: Tensor, path: Path) -> None:
         (inputs,),
         str(path),
         dynamo=True,
-        input_names=["pictures"],
+        input_names=["images"],
         output_names=["embeddings"],
         dynamic_shapes=({0: batch},),
         external_data=False,
@@ -149,7 +147,7 @@ def _describe(onnx: Any, path: Path, model: Embedder, preprocessing_inside: bool
         "cbml.model": json.dumps(model.describe(), sort_keys=True),
         "cbml.preprocessing": json.dumps(model.preprocessing.as_dict(), sort_keys=True),
         "cbml.preprocessing_inside": json.dumps(preprocessing_inside),
-        "cbml.input": f"pictures: {kind}, batch × 3 × height × width",
+        "cbml.input": f"images: {kind}, batch × 3 × height × width",
         "cbml.output": f"embeddings: float32 unit rows, batch × {model.dim}",
     }
     onnx.helper.set_model_props(graph, facts)
@@ -160,12 +158,12 @@ def _describe(onnx: Any, path: Path, model: Embedder, preprocessing_inside: bool
 
 
 def _difference(runtime: Any, path: Path, network: nn.Module, inputs: Tensor) -> float:
-    """Largest difference between the two engines, for one picture alone and for all together."""
+    """Largest difference between the two engines, for one image alone and for all together."""
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     differences = []
     for batch in (inputs[:1], inputs):
         with torch.inference_mode():
             ours = network(batch).cpu().numpy()
-        theirs = session.run(["embeddings"], {"pictures": batch.cpu().numpy()})[0]
+        theirs = session.run(["embeddings"], {"images": batch.cpu().numpy()})[0]
         differences.append(float(np.abs(ours - theirs).max()))
     return float(np.max(differences))

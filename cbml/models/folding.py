@@ -19,12 +19,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-__all__ = ["fold_batch_norms"]
-
 _TOLERANCE = 1e-4  # of unit vectors
 
 
-def fold_batch_norms(model: nn.Module, pictures: Tensor) -> int:
+def fold_batch_norms(model: nn.Module, images: Tensor) -> int:
     """Fold each batch norm into the convolution before it; gives how many were folded.
 
     Which norm follows which convolution is read from the order of a module's children. The model
@@ -32,18 +30,18 @@ def fold_batch_norms(model: nn.Module, pictures: Tensor) -> int:
 
     Args:
         model: changed in place.
-        pictures: some input for the comparison. (B, 3, H, W)
+        images: some input for the comparison. (B, 3, H, W)
     """
     found = (pair for module in model.modules() for pair in _pairs(module))
     pairs = [pair for pair in found if "forward" not in vars(pair[0])]  # not folded before
     training = model.training
     model.eval()
     with torch.no_grad():
-        before = model(pictures)
+        before = model(images)
         for convolution, norm in pairs:
             setattr(convolution, "forward", _Folded(convolution, norm))  # noqa: B010
             setattr(norm, "forward", _PassedOn(norm))  # noqa: B010
-        after = model(pictures)
+        after = model(images)
     model.train(training)
     if float((after - before).abs().max()) > _TOLERANCE:
         for convolution, norm in pairs:
@@ -58,10 +56,10 @@ class _Folded:
     def __init__(self, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
         self.convolution, self.norm = convolution, norm
 
-    def __call__(self, pictures: Tensor) -> Tensor:
+    def __call__(self, images: Tensor) -> Tensor:
         convolution, norm = self.convolution, self.norm
         if norm.training or norm.running_var is None or norm.running_mean is None:
-            plain: Tensor = type(convolution).forward(convolution, pictures)
+            plain: Tensor = type(convolution).forward(convolution, images)
             return plain
         scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)  # (C,)
         shift = norm.bias - norm.running_mean * scale
@@ -69,10 +67,10 @@ class _Folded:
             shift = shift + convolution.bias * scale
         weight = convolution.weight * scale[:, None, None, None]
         if type(convolution) is not nn.Conv2d:
-            pictures = sys.modules["timm.layers"].pad_same(
-                pictures, convolution.kernel_size, convolution.stride, convolution.dilation
+            images = sys.modules["timm.layers"].pad_same(
+                images, convolution.kernel_size, convolution.stride, convolution.dilation
             )
-        result: Tensor = convolution._conv_forward(pictures, weight, shift)
+        result: Tensor = convolution._conv_forward(images, weight, shift)
         return result
 
 

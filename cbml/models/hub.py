@@ -7,14 +7,12 @@ from typing import Any
 from cbml.errors import BadData, MissingExtra
 from cbml.models.embedder import Embedder
 
-__all__ = ["from_hub", "push_to_hub"]
-
 _CARD = """---
 library_name: cbml
 tags: [metric-learning, image-retrieval]
 ---
 # {title}
-Turns pictures into unit vectors of {dim} numbers; pictures that belong together lie close.
+Turns images into unit vectors of {dim} numbers; images that belong together lie close.
 
     import cbml
     model = cbml.from_hub("{repository}")
@@ -43,6 +41,7 @@ def push_to_hub(model: Embedder, repository: str, *, private: bool = False) -> s
                 repo_id=repository,
                 folder_path=scratch,
                 commit_message="Model saved by cbml",
+                ignore_patterns=[".lock"],
                 delete_patterns=["model-*.safetensors", "model-*.json"],
             )
         except _failures(hub) as error:

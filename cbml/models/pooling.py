@@ -5,13 +5,11 @@ from torch import Tensor, nn
 
 from cbml.errors import BadData
 
-__all__ = ["POOLINGS", "GeneralizedMean", "pool"]
-
 POOLINGS = ("average", "max", "average_max", "generalized_mean", "backbone")
 
 
 class GeneralizedMean(nn.Module):
-    """Generalised-mean (GeM) pooling: between the average (p = 1) and the maximum (p -> ∞).
+    """Generalized-mean (GeM) pooling: between the average (p = 1) and the maximum (p -> ∞).
 
         pooled_c = (mean_{h,w} max(x_chw, floor)^p)^{1/p}
 

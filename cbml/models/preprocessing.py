@@ -1,4 +1,4 @@
-"""What a network expects of its pictures, as plain data, and the two functions that obey it."""
+"""What a network expects of its images, as plain data, and the two functions that obey it."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -6,19 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 from torchvision.transforms.v2 import functional as transforms
 
 from cbml.errors import BadData
 
-__all__ = ["Preprocessing"]
-
-# Of a longer picture only the middle is resized: a line of 65,500 × 1 would take gigabytes.
+# Of a longer image only the middle is resized: a line of 65,500 × 1 would take gigabytes.
 _LONGEST = 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How uint8 RGB pictures become the numbers a network was trained on.
+    """How uint8 RGB images become the numbers a network was trained on.
 
         value = (pixel · scale - mean) / std        per channel, after resize, crop and order
 
@@ -28,7 +27,7 @@ class Preprocessing:
         scale: 1/255 for networks that saw numbers from 0 to 1; 1 for those that saw 0 to 255.
         order: "RGB", or "BGR" for networks that came from Caffe.
         resize: the short side is brought to this many pixels first; the paper's test uses 256.
-        crop: side of the square cut from the centre; the paper uses 227.
+        crop: side of the square cut from the center; the paper uses 227.
     """
 
     mean: tuple[float, float, float]
@@ -62,30 +61,31 @@ class Preprocessing:
         """
         return dataclasses.replace(self, crop=crop, resize=max(crop, round(crop * 256 / 227)))
 
-    def frame(self, picture: Tensor) -> Tensor:
-        """The centre of a uint8 picture, resized and cropped: (3, H, W) -> (3, crop, crop).
+    def frame(self, image: Tensor) -> Tensor:
+        """The center of a uint8 image, resized and cropped: (3, H, W) -> (3, crop, crop).
 
         Args:
-            picture: uint8 RGB, channels first.
+            image: uint8 RGB, channels first.
         """
         for axis in (1, 2):
-            longest = _LONGEST * min(picture.shape[1:])
-            if picture.shape[axis] > longest:
-                picture = picture.narrow(axis, (picture.shape[axis] - longest) // 2, longest)
-        short = min(picture.shape[1:])
-        size = [max(self.resize, self.resize * side // short) for side in picture.shape[1:]]
-        if size != list(picture.shape[1:]):
-            picture = transforms.resize(picture, size, antialias=True)
-        framed: Tensor = transforms.center_crop(picture, [self.crop, self.crop])
+            longest = _LONGEST * min(image.shape[1:])
+            if image.shape[axis] > longest:
+                image = image.narrow(axis, (image.shape[axis] - longest) // 2, longest)
+        short = min(image.shape[1:])
+        size = [max(self.resize, self.resize * side // short) for side in image.shape[1:]]
+        if size != list(image.shape[1:]):
+            # Not by torchvision, which takes another way, and rounds differently, without AVX2.
+            image = interpolate(image[None], size=size, mode="bilinear", antialias=True)[0]
+        framed: Tensor = transforms.center_crop(image, [self.crop, self.crop])
         return framed
 
-    def normalise(self, pictures: Tensor) -> Tensor:
-        """uint8 RGB pictures as the network's float32 input; the shape stays: (..., 3, H, W).
+    def normalize(self, images: Tensor) -> Tensor:
+        """uint8 RGB images as the network's float32 input; the shape stays: (..., 3, H, W).
 
         Args:
-            pictures: uint8 RGB, channels first.
+            images: uint8 RGB, channels first.
         """
-        values = pictures.flip(-3) if self.order == "BGR" else pictures
+        values = images.flip(-3) if self.order == "BGR" else images
         mean = torch.tensor(self.mean, device=values.device).view(3, 1, 1)
         std = torch.tensor(self.std, device=values.device).view(3, 1, 1)
         return values.float() * (self.scale / std) - mean / std

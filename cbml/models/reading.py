@@ -1,4 +1,4 @@
-"""Items -> framed uint8 pictures in batches, in their order, by this process or by several."""
+"""Items -> framed uint8 images in batches, in their order, by this process or by several."""
 
 import itertools
 import os
@@ -14,21 +14,19 @@ from torch.utils.data import DataLoader, Dataset
 from cbml.errors import BadData
 from cbml.models.preprocessing import Preprocessing
 
-__all__ = ["Batch", "PictureReader", "as_picture"]
-
 Load = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Framed pictures and their names.
+    """Framed images and their names.
 
     Args:
-        pictures: uint8, (B, 3, crop, crop).
+        images: uint8, (B, 3, crop, crop).
         names: what to call each of them in a message.
     """
 
-    pictures: Tensor
+    images: Tensor
     names: list[str]
 
 
@@ -38,13 +36,13 @@ class _Failure:
 
 
 @dataclass(frozen=True)
-class PictureReader(Dataset[Any]):
+class ImageReader(Dataset[Any]):
     """Reads items, frames them, and remembers what they are called.
 
     Args:
-        items: pictures, or what `load` takes.
-        load: item -> picture, or None when the items are pictures.
-        preprocessing: says which part of a picture is kept, and at which size.
+        items: images, or what `load` takes.
+        load: item -> image, or None when the items are images.
+        preprocessing: says which part of an image is kept, and at which size.
         start: number of the first item to read.
         stop: number behind the last.
     """
@@ -64,17 +62,17 @@ class PictureReader(Dataset[Any]):
         return self.read(self.items[self.start + index], self.start + index)
 
     def read(self, item: Any, number: int) -> tuple[Tensor, str] | _Failure:
-        """One framed picture and its name, or what went wrong.
+        """One framed image and its name, or what went wrong.
 
         Args:
-            item: a picture, or what `load` takes.
+            item: an image, or what `load` takes.
             number: its place in the whole, its name if it has no path.
         """
-        name = os.fspath(item) if isinstance(item, str | os.PathLike) else f"picture {number}"
+        name = os.fspath(item) if isinstance(item, str | os.PathLike) else f"image {number}"
         try:
-            picture = as_picture(item if self.load is None else self.load(item))
-            return self.preprocessing.frame(picture), name
-        except Exception as error:  # whatever a reader throws, the user wants to know the picture
+            image = as_image(item if self.load is None else self.load(item))
+            return self.preprocessing.frame(image), name
+        except Exception as error:  # whatever a reader throws, the user wants to know the image
             reason = " ".join(str(error).split()) or type(error).__name__
             return _Failure(reason if reason.startswith(name) else f"{name}: {reason}")
 
@@ -82,7 +80,7 @@ class PictureReader(Dataset[Any]):
         """All items, in batches, in order.
 
         Args:
-            batch_size: pictures in a batch.
+            batch_size: images in a batch.
             processes: that read beside this one, each at most two batches ahead.
         """
         for batch in DataLoader(self, batch_size, num_workers=processes, collate_fn=_collect):
@@ -93,34 +91,34 @@ class PictureReader(Dataset[Any]):
 
         Args:
             items: any iterable.
-            batch_size: pictures in a batch.
+            batch_size: images in a batch.
         """
         numbered = enumerate(items)
         while group := list(itertools.islice(numbered, batch_size)):
             yield _checked(_collect([self.read(item, number) for number, item in group]))
 
 
-def as_picture(value: Any) -> Tensor:
-    """A uint8 RGB picture as a tensor with channels first.
+def as_image(value: Any) -> Tensor:
+    """A uint8 RGB image as a tensor with channels first.
 
     Args:
         value: a tensor 3 × H × W, an array H × W × 3, or anything numpy reads as such an array.
     """
     if isinstance(value, str | bytes | os.PathLike):
-        raise BadData("a path is not a picture: say how to read it by `load`")
+        raise BadData("a path is not an image: say how to read it by `load`")
     if not isinstance(value, Tensor):
         array = np.asarray(value)
         if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
             raise BadData(f"expected a uint8 array H × W × 3, got {array.dtype} {array.shape}")
-        picture = torch.tensor(array).permute(2, 0, 1)
+        image = torch.tensor(array).permute(2, 0, 1)
     else:
-        picture = value
-    if picture.dtype != torch.uint8 or picture.dim() != 3 or picture.shape[0] != 3:
-        shape = tuple(picture.shape)
-        raise BadData(f"expected a uint8 tensor 3 × H × W, got {picture.dtype} {shape}")
-    if 0 in picture.shape:
-        raise BadData(f"an empty picture of shape {tuple(picture.shape)}")
-    return picture
+        image = value
+    if image.dtype != torch.uint8 or image.dim() != 3 or image.shape[0] != 3:
+        shape = tuple(image.shape)
+        raise BadData(f"expected a uint8 tensor 3 × H × W, got {image.dtype} {shape}")
+    if 0 in image.shape:
+        raise BadData(f"an empty image of shape {tuple(image.shape)}")
+    return image
 
 
 def _collect(read: list[tuple[Tensor, str] | _Failure]) -> Batch | _Failure:
@@ -130,7 +128,7 @@ def _collect(read: list[tuple[Tensor, str] | _Failure]) -> Batch | _Failure:
         if isinstance(one, _Failure):
             return one
         good.append(one)
-    return Batch(torch.stack([picture for picture, _ in good]), [name for _, name in good])
+    return Batch(torch.stack([image for image, _ in good]), [name for _, name in good])
 
 
 def _checked(batch: Batch | _Failure) -> Batch:

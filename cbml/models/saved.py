@@ -12,9 +12,7 @@ from torch import Tensor
 from cbml.errors import BadData, DamagedFile
 from cbml.files import load_folder, save_folder, write_json
 
-__all__ = ["KIND", "read_model", "write_model"]
-
-KIND = "cbml model 1"
+KIND = "cbml model 2"
 _FACTS: dict[str, type] = {
     "backbone": str,
     "dim": int,
@@ -22,6 +20,7 @@ _FACTS: dict[str, type] = {
     "batch_norm": str,
     "preprocessing": dict,
     "provenance": str,
+    "heads": list,
 }
 
 
@@ -58,7 +57,7 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         facts = json.loads(parts["model.json"].read_text(encoding="utf-8"))
     except ValueError as error:
         raise DamagedFile(f"{parts['model.json']}: not readable as JSON ({error})") from None
-    if not isinstance(facts, dict) or {key: type(value) for key, value in facts.items()} != _FACTS:
+    if not _is_settings(facts):
         raise DamagedFile(f"{parts['model.json']}: not the settings of a saved model")
     try:
         tensors = safetensors.torch.load_file(parts["model.safetensors"])
@@ -69,3 +68,9 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if not bool(torch.isfinite(tensor).all()):
             raise DamagedFile(f"{parts['model.safetensors']}: {name} holds NaN or infinity")
     return tensors, facts
+
+
+def _is_settings(facts: object) -> bool:
+    if not isinstance(facts, dict) or not isinstance(facts.get("reranker", 0), str | None):
+        return False
+    return {key: type(value) for key, value in facts.items() if key != "reranker"} == _FACTS

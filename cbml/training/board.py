@@ -6,8 +6,6 @@ from typing import Any
 
 from cbml.errors import MissingExtra
 
-__all__ = ["Board"]
-
 _NO_CURVES = ("step", "best", "seconds")
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints: all that a run needs to go on to the bit, as safetensors and JSON, never pickle.
+"""Checkpoints: all that a run needs to resume to the bit, as safetensors and JSON, never pickle.
 
 Each is a folder of its own below `checkpoints/`, complete when its manifest is there. The newest
-that is whole is used; one that is damaged is said aloud and the one before it is taken.
+that is whole is used; a damaged one is reported and the one before it is taken.
 """
 
 import json
@@ -19,40 +19,22 @@ from torch import Tensor
 
 from cbml.errors import DamagedFile
 from cbml.files import load_folder, save_folder, write_json
-from cbml.training.guards import BadNumbers
+from cbml.training.guards import NonFiniteError
 
-__all__ = [
-    "Checkpoint",
-    "newest_checkpoint",
-    "random_states",
-    "restore_random_states",
-    "write_checkpoint",
-]
-
-KIND = "cbml checkpoint 1"
+KIND = "cbml checkpoint 2"
 _DIGITS = 9
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read back.
-
-    Args:
-        step: updates done.
-        tensors: by name, such as "model.head.weight" or "optimiser.0.exp_avg".
-        state: plain facts.
-    """
+    """What was read back: tensors by names such as "model.head.weight", and plain values."""
 
     step: int
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
     def part(self, name: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with `name.`, without it.
-
-        Args:
-            name: "model", "loss", "optimiser" or "random".
-        """
+        """The tensors whose names begin with `name.`, without it."""
         prefix = f"{name}."
         return {
             key.removeprefix(prefix): value
@@ -64,19 +46,15 @@ class Checkpoint:
 def write_checkpoint(
     folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, object], keep: int
 ) -> None:
-    """Write one checkpoint, then delete all but the newest ones.
+    """Write one checkpoint, then delete all but it and the `keep - 1` whole ones before it.
 
-    Args:
-        folder: that holds all checkpoints of a run.
-        step: updates done.
-        tensors: by name.
-        state: plain facts for JSON.
-        keep: how many stay.
+    Checkpoints of later steps are of a run that was lost or passed over as damaged, and those
+    without a manifest were never finished: neither is worth keeping in place of a whole one.
     """
     plain = {name: _plain(value) for name, value in tensors.items()}
     for name, value in plain.items():
         if not bool(torch.isfinite(value).all()):
-            raise BadNumbers(
+            raise NonFiniteError(
                 f"step {step}: {name} holds NaN or infinity; no checkpoint was written, the one "
                 f"before it in {folder} is good"
             )
@@ -84,19 +62,18 @@ def write_checkpoint(
         "tensors.safetensors": lambda path: safetensors.torch.save_file(plain, path),
         "state.json": lambda path: write_json(path, dict(state)),
     }
-    save_folder(folder / f"step-{step:0{_DIGITS}}", KIND, parts, {"step": step})
-    for old in _folders(folder)[keep:]:
+    save_folder(folder / _name(step), KIND, parts, {"step": step})
+    whole = [path for path in _folders(folder) if (path / "manifest.json").exists()]
+    kept = [path for path in whole if path.name <= _name(step)][:keep]
+    for old in _folders(folder):
+        if old in kept:
+            continue
         (old / "manifest.json").unlink(missing_ok=True)  # first: half a checkpoint is none
         shutil.rmtree(old, ignore_errors=True)
 
 
 def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None where there is none.
-
-    Args:
-        folder: that holds all checkpoints of a run.
-        say: told of each checkpoint that is damaged.
-    """
+    """The newest checkpoint that is whole; None where there is none. Damaged ones are said."""
     damaged: DamagedFile | None = None
     for candidate in _folders(folder):
         if not (candidate / "manifest.json").exists():
@@ -129,12 +106,7 @@ def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore_random_states(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Put every global generator back.
-
-    Args:
-        tensors: as `random_states` gave them.
-        facts: likewise.
-    """
+    """Put every global generator back to what `random_states` gave."""
     torch.set_rng_state(tensors["torch"])
     cuda = [name for name in sorted(tensors) if name.startswith("cuda")]
     if torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
@@ -149,6 +121,10 @@ def restore_random_states(tensors: Mapping[str, Tensor], facts: Mapping[str, Any
 def _plain(value: Tensor) -> Tensor:
     # A copy of its own: safetensors refuses tensors that share memory, such as tied weights.
     return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:0{_DIGITS}}"
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -1,15 +1,17 @@
 """The gradient of the loss of one global batch: in one pass or two, by one process or many.
 
-The embeddings of all processes are gathered, and each computes the loss of all of them. What comes
-back to a process is the gradient of its own rows, which it sends through its own network; the sum
-of the networks' gradients over the processes is then the gradient of the loss of the whole batch.
+The outputs of all processes, embeddings and parts, are gathered, and each computes the loss of all
+of them. What comes back to a process is the gradient of its own rows, which it sends through its
+own network; the sum of the networks' gradients over the processes is then the gradient of the loss
+of the whole batch. Where the loss uses weights of the network itself, such as those of its head,
+every process finds the same gradient for them, and each adds its share of it.
+
 The same cut between network and loss allows a batch that is larger than the memory: it is embedded
 in chunks without a graph, and each chunk again with a graph once its rows' gradient is known
 (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
 """
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,87 +19,78 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cbml.errors import BadData
-from cbml.training.team import Team
+from cbml.outputs import Outputs
+from cbml.training.distributed import Distributed
+from cbml.training.method import StepLoss
 
-__all__ = ["BatchResult", "accumulate_gradients", "check_chunks"]
-
-Embed = Callable[[Tensor], Tensor]
-Check = Callable[[Tensor], None]
+Network = Callable[[Tensor], Outputs]
+Teacher = Callable[[Tensor], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What one batch gave.
-
-    Args:
-        loss: its value.
-        terms: its parts by name, where the loss tells them.
-        embeddings: of the global batch, without a graph. (B, D)
-        labels: of the global batch. (B,)
-    """
+    """What the global batch gave: loss, its terms by name, and outputs without a graph."""
 
     loss: float
     terms: dict[str, float]
-    embeddings: Tensor
-    labels: Tensor
+    outputs: Outputs
 
 
 def accumulate_gradients(
-    embed: Embed,
-    loss: nn.Module,
-    pictures: Tensor,
-    labels: Tensor,
+    network: Network,
+    loss: Callable[[Outputs], StepLoss],
+    images: Tensor,
     *,
-    parameters: list[nn.Parameter],
-    team: Team,
+    parameters: Sequence[nn.Parameter],
+    loss_parameters: Sequence[nn.Parameter] = (),
+    distributed: Distributed,
     chunk_size: int | None = None,
-    check: Check | None = None,
+    teacher: Teacher | None = None,
+    check: Callable[[Outputs], None] | None = None,
 ) -> BatchResult:
     """Add the gradient of the loss of the global batch to the parameters' `grad`.
 
     Args:
-        embed: one forward pass of the network, (B, 3, H, W) -> (B, D).
-        loss: embeddings and labels in, one number out.
-        pictures: this process's share of the batch.
-        labels: of these pictures.
+        network: one forward pass, (B, 3, H, W) -> outputs with B rows.
+        loss: gives the loss of the outputs of the global batch.
+        images: this process's share of the batch.
         parameters: of the network, whose gradients are added up over the processes.
-        team: the processes.
-        chunk_size: pictures in one forward pass; None for all at once.
-        check: called with the global embeddings before the loss sees them.
+        loss_parameters: those of the loss, whose gradients are the same in all processes.
+        distributed: the processes.
+        chunk_size: images in one forward pass; None for all at once.
+        teacher: gives further parts that take no gradient.
+        check: called with the global outputs before the loss sees them.
     """
-    chunks = [pictures] if chunk_size is None else list(torch.split(pictures, chunk_size))
-    whole = len(chunks) == 1
-    random_states = []
-    rows: list[Tensor] = []
-    for chunk in chunks:
-        random_states.append(_random_state(chunk.device))
-        with torch.set_grad_enabled(whole):
-            rows.append(embed(chunk))
-    own = rows[0] if whole else torch.cat(rows)  # (B / team, D)
-    everyones = team.gathered(own).requires_grad_()  # (B, D)
-    everyones_labels = team.gathered(labels.to(own.device))
+    chunks = [images] if chunk_size is None else list(torch.split(images, chunk_size))
+    own, taught, random_states = _first_pass(network, teacher, chunks)
+    leaves = own.map(distributed.all_gather)
+    for leaf in leaves.tensors:
+        leaf.requires_grad_(leaf.is_floating_point())
+    gathered = {name: distributed.all_gather(part) for name, part in taught.items()}
+    everyones = leaves.with_parts(gathered) if gathered else leaves  # B rows
     if check is not None:
-        check(everyones.detach())
-    value, terms = _loss_value(loss, everyones, everyones_labels)
-    value.backward()  # type: ignore[no-untyped-call]
-    assert everyones.grad is not None
-    gradient = team.own_rows(everyones.grad)
-    if whole:
-        own.backward(gradient)  # type: ignore[no-untyped-call]
+        check(everyones.map(Tensor.detach))
+    value = loss(everyones)
+    value.total.backward()  # type: ignore[no-untyped-call]
+    _share(parameters, distributed)
+    gradients = [
+        None if leaf.grad is None else distributed.local_rows(leaf.grad) for leaf in leaves.tensors
+    ]
+    if len(chunks) == 1:
+        _backward(own, gradients)
     else:
-        _second_pass(embed, chunks, gradient, random_states)
-    team.add_up([parameter.grad for parameter in parameters if parameter.grad is not None])
+        _second_pass(network, chunks, gradients, random_states)
+    distributed.all_reduce(
+        [parameter.grad for parameter in parameters if parameter.grad is not None]
+    )
     # Every process has computed the same; a rounding that differed would make the losses drift.
-    team.follow([p.grad for p in loss.parameters() if p.grad is not None])
-    return BatchResult(float(value.detach()), terms, everyones.detach(), everyones_labels)
+    distributed.broadcast([p.grad for p in loss_parameters if p.grad is not None])
+    terms = {name: float(term.detach()) for name, term in value.terms.items()}
+    return BatchResult(float(value.total.detach()), terms, everyones.map(Tensor.detach))
 
 
 def check_chunks(model: nn.Module) -> None:
-    """Refuse chunks where a picture's embedding depends on the others of its chunk.
-
-    Args:
-        model: in training mode.
-    """
+    """Refuse chunks where an image's embedding depends on the others of its chunk."""
     if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
         raise BadData(
             "chunk_size: batch norm in training mode sees one chunk at a time, so the gradient "
@@ -105,24 +98,61 @@ def check_chunks(model: nn.Module) -> None:
         )
 
 
+def _first_pass(
+    network: Network, teacher: Teacher | None, chunks: list[Tensor]
+) -> tuple[Outputs, Mapping[str, Tensor], list[list[Tensor]]]:
+    """Outputs of this process, those of the teacher, and the random state before each chunk."""
+    random_states, found, taught = [], [], []
+    for chunk in chunks:
+        random_states.append(_random_state(chunk.device))
+        with torch.set_grad_enabled(len(chunks) == 1):
+            found.append(network(chunk))
+        if teacher is not None:
+            with torch.no_grad():
+                taught.append(teacher(chunk))
+    if len(chunks) == 1:
+        return found[0], taught[0] if taught else {}, random_states
+    joined = Outputs(
+        torch.cat([outputs.embeddings for outputs in found]), _joined([o.parts for o in found])
+    )
+    return joined, _joined(taught), random_states
+
+
+def _joined(parts: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([each[name] for each in parts]) for name in (parts[0] if parts else ())}
+
+
+def _share(parameters: Sequence[nn.Parameter], distributed: Distributed) -> None:
+    """Divide what the loss itself has put on the network's parameters: their sum comes later."""
+    if distributed.size > 1:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(distributed.size)
+
+
+def _backward(outputs: Outputs, gradients: Sequence[Tensor | None]) -> None:
+    pairs = [
+        (tensor, gradient)
+        for tensor, gradient in zip(outputs.tensors, gradients, strict=True)
+        if gradient is not None and tensor.requires_grad
+    ]
+    if pairs:
+        torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])
+
+
 def _second_pass(
-    embed: Embed, chunks: list[Tensor], gradient: Tensor, random_states: list[list[Tensor]]
+    network: Network,
+    chunks: list[Tensor],
+    gradients: Sequence[Tensor | None],
+    random_states: list[list[Tensor]],
 ) -> None:
-    after = _random_state(gradient.device)
-    parts = torch.split(gradient, [len(chunk) for chunk in chunks])
-    for chunk, part, state in zip(chunks, parts, random_states, strict=True):
-        _set_random_state(gradient.device, state)  # the same dropout as in the first pass
-        embed(chunk).backward(part)  # type: ignore[no-untyped-call]
-    _set_random_state(gradient.device, after)
-
-
-def _loss_value(loss: nn.Module, rows: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, float]]:
-    if not callable(getattr(loss, "terms", None)):
-        value: Tensor = loss(rows, labels)
-        return value, {}
-    terms = loss.terms(rows, labels)  # type: ignore[operator]
-    names = [field.name for field in dataclasses.fields(terms) if field.name != "total"]
-    return terms.total, {name: float(getattr(terms, name).detach()) for name in names}
+    device = chunks[0].device
+    after, start = _random_state(device), 0
+    for chunk, state in zip(chunks, random_states, strict=True):
+        rows = slice(start, start := start + len(chunk))
+        _set_random_state(device, state)  # the same dropout as in the first pass
+        _backward(network(chunk), [None if g is None else g[rows] for g in gradients])
+    _set_random_state(device, after)
 
 
 def _random_state(device: torch.device) -> list[Tensor]:

@@ -1,30 +1,27 @@
-"""Numbers that are no numbers, and embeddings that no longer tell pictures apart."""
+"""Non-finite values, and embeddings that no longer tell images apart."""
 
+import itertools
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "BadNumbers",
-    "Similarities",
-    "broken_tensor",
-    "check_embeddings",
-    "collapse_reason",
-    "similarities",
-]
-
 _SHOWN = 5
+_REMEMBERED_BATCHES = 10
+_SILENT_STEPS = 50
 # Where every pair of a batch is more alike than this, float32 losses have no more to hold on to.
 NEAR_ONE = 0.99
 # Difference of the means in units of the common deviation; chance alone gives 0.1 now and then
 # in batches of a hundred, so that an alarm asks for many batches in a row.
 INDISTINGUISHABLE = 0.1
+# So many validations in a row must fall before it is called a decline.
+FALLS_THAT_COUNT = 3
 
 
-class BadNumbers(ValueError):
+class NonFiniteError(ValueError):
     """NaN or infinity in a training step. Exit code 1."""
 
 
@@ -37,40 +34,32 @@ class Similarities:
         negative_mean: of pairs of two classes; NaN without such pairs.
         separation: difference of the means in units of the common standard deviation.
         lowest: the smallest of all.
+        negative_std: spread of pairs of two classes; NaN without such pairs.
     """
 
     positive_mean: float
     negative_mean: float
     separation: float
     lowest: float
+    negative_std: float = float("nan")
 
 
 def check_embeddings(embeddings: Tensor, names: Sequence[str], step: int) -> None:
-    """Raise BadNumbers, naming the pictures whose embedding holds NaN or infinity.
-
-    Args:
-        embeddings: of the batch. (B, D)
-        names: of the pictures, in their order.
-        step: the update that they are for, for the message.
-    """
+    """Raise NonFiniteError, naming the images whose row (B, D) holds NaN or infinity."""
     good = torch.isfinite(embeddings).all(dim=1)
     if bool(good.all()):
         return
-    bad = [names[place] for place in torch.nonzero(~good).flatten().tolist()]
-    blame = "the weights" if len(bad) == len(names) else "these pictures"
+    bad = [names[row] for row in torch.nonzero(~good).flatten().tolist()]
+    blame = "the weights" if len(bad) == len(names) else "these images"
     shown = ", ".join(bad[:_SHOWN]) + (f" and {len(bad) - _SHOWN} more" if bad[_SHOWN:] else "")
-    raise BadNumbers(
-        f"step {step}: NaN or infinity in the embeddings of {len(bad)} of {len(names)} pictures, "
+    raise NonFiniteError(
+        f"step {step}: NaN or infinity in the embeddings of {len(bad)} of {len(names)} images, "
         f"probably because of {blame}: {shown}; the weights were not changed"
     )
 
 
 def broken_tensor(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor that holds NaN or infinity; None where all are sound.
-
-    Args:
-        tensors: by name; integers are passed over.
-    """
+    """The name of the first tensor that holds NaN or infinity; None where all are sound."""
     # Lengths are read off all tensors at once; a square that overflows is no use to training.
     floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
     large = [value for value in floats.values() if value.dim()]
@@ -82,12 +71,7 @@ def broken_tensor(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def similarities(embeddings: Tensor, labels: Tensor) -> Similarities:
-    """What a batch's pairs look like.
-
-    Args:
-        embeddings: unit rows. (B, D)
-        labels: of the rows. (B,)
-    """
+    """What a batch's pairs look like, from unit vectors (B, D) and labels (B,)."""
     cosines = embeddings @ embeddings.T  # (B, B)
     same = labels[:, None] == labels[None, :]
     upper = torch.ones_like(same).triu(diagonal=1)
@@ -101,20 +85,81 @@ def similarities(embeddings: Tensor, labels: Tensor) -> Similarities:
         float(negative.mean()),
         float(difference / spread.clamp(min=1e-6)),
         float(torch.minimum(positive.min(), negative.min())),
+        float(negative.std(correction=0)),
     )
 
 
-def collapse_reason(recent: Sequence[Similarities]) -> str | None:
-    """Why the last batches look collapsed, None if they do not.
+def collapse_reason(
+    recent: Sequence[Similarities], start: Similarities | None = None
+) -> str | None:
+    """Why the last batches, the newest at the end, look collapsed; None if they do not.
 
-    Args:
-        recent: of the last batches, the newest at the end.
+    A collapse need not end at one point: where all pairs have come closer to one than negatives
+    spread at the start, or positives are half as far from negatives as they were, it is one, too.
     """
-    if recent and recent[-1].lowest > NEAR_ONE:
+    if not recent:
+        return None
+    newest = recent[-1]
+    if newest.lowest > NEAR_ONE:
         return f"all similarities are above {NEAR_ONE}"
-    if len(recent) == 10 and all(batch.separation < INDISTINGUISHABLE for batch in recent):
+    if start is not None and 1.0 - newest.lowest < start.negative_std:
         return (
-            f"for {len(recent)} batches positives ({recent[-1].positive_mean:.3f} on average) "
-            f"cannot be told from negatives ({recent[-1].negative_mean:.3f})"
+            f"all similarities are above {newest.lowest:.3f}, closer together than negatives "
+            f"spread at the start ({start.negative_std:.3f})"
+        )
+    if len(recent) < _REMEMBERED_BATCHES:
+        return None
+    separations = [batch.separation for batch in recent]
+    if all(separation < INDISTINGUISHABLE for separation in separations):
+        return (
+            f"for {len(recent)} batches positives ({newest.positive_mean:.3f} on average) "
+            f"cannot be told from negatives ({newest.negative_mean:.3f})"
+        )
+    if start is not None and all(separation < start.separation / 2 for separation in separations):
+        return (
+            f"for {len(recent)} batches positives have been less than half as far from negatives "
+            f"({newest.separation:.2f} deviations) as at the start ({start.separation:.2f})"
         )
     return None
+
+
+class CollapseWatch:
+    """Remembers the similarities of the last batches and tells when they look collapsed."""
+
+    def __init__(self) -> None:
+        self.recent: deque[Similarities] = deque(maxlen=_REMEMBERED_BATCHES)
+        self.start: Similarities | None = None
+        self._silent_until = 0
+
+    @property
+    def last(self) -> Similarities | None:
+        """Similarities of the last batch."""
+        return self.recent[-1] if self.recent else None
+
+    def look(self, embeddings: Tensor, labels: Tensor, step: int) -> str | None:
+        """Why the model looks collapsed after this batch; a model that stays so is no news."""
+        self.recent.append(similarities(embeddings, labels))
+        if self.start is None and step == 1:  # before any update; a resumed run has none
+            self.start = self.recent[-1]
+        reason = collapse_reason(self.recent, self.start)
+        if reason is None or step < self._silent_until:
+            return None
+        self._silent_until = step + _SILENT_STEPS
+        return reason
+
+
+def decline_reason(scores: Sequence[float]) -> str | None:
+    """Why training looks harmful by its validations, and what to do; None if it does not.
+
+    The scores are those of all validations, higher is better, the start's first.
+    """
+    last = scores[-FALLS_THAT_COUNT - 1 :]
+    if len(last) <= FALLS_THAT_COUNT or not all(
+        later < earlier for earlier, later in itertools.pairwise(last)
+    ):
+        return None
+    below = f" and is below the start's {scores[0]:.4f}" if last[-1] < scores[0] else ""
+    return (
+        f"the held-out score has fallen {FALLS_THAT_COUNT} times in a row, from {last[0]:.4f} to "
+        f"{last[-1]:.4f}{below}: lower learning_rate, or stop here; the best model is kept"
+    )

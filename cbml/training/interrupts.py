@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["Interrupted", "StopRequest", "stop_request"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # One press of Ctrl-C can arrive twice: from the terminal and from torchrun.
 _ECHO_SECONDS = 2.0

@@ -8,8 +8,6 @@ seventh quicker; the process then holds what its largest step needed until it en
 import ctypes
 import sys
 
-__all__ = ["keep_freed_memory"]
-
 # Numbers of glibc's malloc.h. M_MMAP_MAX = 0: large tensors come from the heap, too.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _MOST = 2**31 - 1

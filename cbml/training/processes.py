@@ -19,8 +19,6 @@ from types import FrameType
 
 from cbml.files import write_json
 
-__all__ = ["last_word", "run_processes"]
-
 _RESTARTS = 2
 _LAST_WORD = "CBML_LAST_WORD"
 _WORKER = "from cbml.cli import main; main()"

@@ -1,5 +1,6 @@
 """The run folder: run.json, metrics.jsonl, checkpoints/, model/, report.html and the like."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -11,8 +12,6 @@ from cbml.errors import BadData, DamagedFile
 from cbml.files import replaced_file, write_json
 from cbml.training.board import Board
 
-__all__ = ["Records", "Run", "read_metrics", "read_record"]
-
 
 @dataclass(frozen=True)
 class Run:
@@ -20,15 +19,20 @@ class Run:
 
     Args:
         folder: made if missing; one that holds a run already is only continued, never replaced.
-        about: further plain facts for run.json, such as where the pictures come from.
+        about: further plain facts for run.json, such as where the images come from.
         resume: go on from the newest checkpoint.
         tensorboard: write all numbers to `tensorboard/` as well.
+        config: every choice of the run as plain values, nested or not. It is kept in checkpoints
+            and compared when a run is resumed.
+        free: dotted names within `config`, such as "data.workers", that may differ then.
     """
 
     folder: Path
     about: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = False
     tensorboard: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+    free: frozenset[str] = frozenset()
 
 
 class Records:
@@ -36,7 +40,7 @@ class Records:
 
     Args:
         run: the folder and what to note; None keeps nothing.
-        writes: whether this process writes; the others of a team only read.
+        writes: whether this process writes; the others of a distributed only read.
     """
 
     def __init__(self, run: Run | None, *, writes: bool) -> None:
@@ -67,7 +71,7 @@ class Records:
         """
         self.record |= facts
         if self.writes and self.folder is not None:
-            write_json(self.folder / "run.json", self.record)
+            _write_record(self.folder, self.record)
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl.
@@ -81,6 +85,17 @@ class Records:
                 file.write(json.dumps(clean, allow_nan=False) + "\n")
             if self._board is not None:
                 self._board.add(clean)
+
+    def validations(self, name: str) -> list[float]:
+        """The scores of this name of all validations so far, those before a resume included.
+
+        Args:
+            name: of a score.
+        """
+        if self.folder is None:
+            return []
+        lines = [line["validation"] for line in read_metrics(self.folder) if "validation" in line]
+        return [scores[name] for scores in lines if scores.get(name) is not None]
 
     def cut_back(self, step: int) -> None:
         """Forget the lines of steps that a resumed run will do again.
@@ -110,7 +125,7 @@ class Records:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What run.json of a run folder says.
+    """What run.json of a run folder says; a changed byte in it is found.
 
     Args:
         folder: of the run.
@@ -120,11 +135,34 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadData(f"{folder}: no run.json; not the folder of a run") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path}: not readable as JSON ({error}); restore a copy") from None
-    if not isinstance(record, dict):
-        raise DamagedFile(f"{path}: not the record of a run")
+    if not isinstance(record, dict) or record.pop("sha256", None) != _seal(record):
+        raise DamagedFile(
+            f"{path}: damaged, edited, or written by an earlier version; restore a copy, or train "
+            "from scratch in another folder"
+        )
     return record
+
+
+def update_record(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Add facts to run.json of a run folder, made if missing.
+
+    Args:
+        folder: of the run.
+        facts: plain values; a name that is there already is replaced.
+    """
+    before = read_record(folder) if (folder / "run.json").exists() else {}
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_record(folder, {**before, **facts})
+
+
+def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    write_json(folder / "run.json", {**record, "sha256": _seal(record)})
+
+
+def _seal(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

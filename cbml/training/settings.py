@@ -7,8 +7,6 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from cbml.errors import BadData
 
-__all__ = ["Settings", "rate_factor"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -16,9 +14,11 @@ class Settings:
 
     Args:
         steps: how many updates of the weights; with `epochs` None.
-        epochs: how many passes over the pictures instead of `steps`.
-        optimiser: "adam", with weight decay added to the gradient as in the authors' program, or
-            "adamw", with weight decay taken from the weights.
+        epochs: how many passes over the images instead of `steps`.
+        optimizer: "adam", with weight decay added to the gradient as in the authors' program,
+            "adamw", with weight decay taken from the weights, or "sgd".
+        momentum: of "sgd".
+        dampening: of "sgd": what a gradient loses when it is added to the momentum.
         learning_rate: before factors and schedule. 3e-5 in the authors' program.
         weight_decay: 5e-4 in the authors' program.
         backbone_factor: multiple of the learning rate for the backbone.
@@ -31,7 +31,7 @@ class Settings:
         drop_factor: 0.1 in the authors' program.
         warmup_steps: updates over which the rate rises from nearly zero; 0 in the program.
         clip_norm: the gradient is shortened to this length; None never shortens it.
-        chunk_size: pictures in one forward pass. The loss still sees the whole batch and the
+        chunk_size: images in one forward pass. The loss still sees the whole batch and the
             gradient is the same: the batch is embedded once without and once with a graph. None
             does both at once.
         validate_every: steps between validations; 0 validates at the end alone.
@@ -47,7 +47,9 @@ class Settings:
 
     steps: int | None = 200
     epochs: int | None = None
-    optimiser: Literal["adam", "adamw"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    momentum: float = 0.9
+    dampening: float = 0.0
     learning_rate: float = 1e-4
     weight_decay: float = 5e-4
     backbone_factor: float = 1.0
@@ -80,6 +82,9 @@ class Settings:
             self._at_least(name, 0)
         for name in ("backbone_factor", "head_factor", "loss_factor", "drop_factor", "drop_at"):
             self._at_least(name, 0)
+        for name in ("momentum", "dampening"):
+            if not 0 <= getattr(self, name) < 1:
+                raise BadData(f"{name} must be in [0, 1), got {getattr(self, name)}")
         for name in ("learning_rate", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):

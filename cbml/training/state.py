@@ -2,14 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cbml.data import Batches
+from cbml.data import Batches, EpochBatches
 from cbml.errors import BadData
 from cbml.models import Embedder
 from cbml.training.checkpoints import (
@@ -18,146 +18,207 @@ from cbml.training.checkpoints import (
     restore_random_states,
     write_checkpoint,
 )
-from cbml.training.optimisers import optimiser_tensors, restore_optimiser
+from cbml.training.method import EpochPlan, Method
+from cbml.training.optimizers import optimizer_tensors, restore_optimizer
 from cbml.training.settings import Settings
 
-__all__ = ["TrainingState"]
-
 # What may differ between a run and its continuation: how long, and what is written how often.
-_MAY_CHANGE = ("steps", "epochs", "patience", "validate_every", "checkpoint_every")
-_MAY_CHANGE_TOO = ("keep_checkpoints", "collapse", "bad_numbers", "skips_allowed")
+_MAY_CHANGE = (
+    *("steps", "epochs", "patience", "validate_every", "checkpoint_every"),
+    *("keep_checkpoints", "collapse", "bad_numbers", "skips_allowed"),
+)
 
 
 class TrainingState:
-    """The model in training, and where training stands.
+    """The model and the method in training, and where training stands.
 
-    Args:
-        model: what is trained.
-        loss: with parameters or buffers of its own, or without.
-        optimiser: over both.
-        batches: their sampler knows which batch comes next.
-        settings: saved with the rest, to see whether a continuation is one.
+    `config` is every choice of the run beyond `settings`, as plain values: a continuation is
+    refused where it differs in anything but the names in `free`.
     """
 
     def __init__(
         self,
         model: Embedder,
-        loss: nn.Module,
-        optimiser: torch.optim.Optimizer,
+        method: Method,
+        optimizer: torch.optim.Optimizer,
         batches: Batches,
         settings: Settings,
+        *,
+        config: Mapping[str, Any],
+        free: Iterable[str] = (),
     ) -> None:
         self.model = model
-        self.loss = loss
-        self.optimiser = optimiser
+        self.method = method
+        self.optimizer = optimizer
         self.batches = batches
         self.settings = settings
+        self.config = dict(config)
+        self.free = frozenset(free)
         self.step = 0
+        self.rest: frozenset[str] = frozenset()
         self.best_score: float | None = None
         self.best_step: int | None = None
+        self.best_weights: dict[str, Tensor] | None = None
         self.validations_without_gain = 0
         self.skipped_in_a_row = 0
+        self._digest: str | None = None
+
+    def begin_epoch(self, plan: EpochPlan | None) -> None:
+        """Draw the coming epoch as its plan says."""
+        plan = EpochPlan() if plan is None else plan
+        if plan.labels is not None:
+            self.batches.relabel(plan.labels)
+        self.batches.follow(plan.batches)
+        self.rest = plan.rest
 
     def improves(self, score: float) -> bool:
-        """Whether a validation score is the best so far; NaN and infinity never are.
-
-        Args:
-            score: larger is better.
-        """
+        """Whether a validation score is the best so far; NaN and infinity never are."""
         better = math.isfinite(score) and (self.best_score is None or score > self.best_score)
         if better:
             self.best_score, self.best_step = score, self.step
+            self.best_weights = _copied(self.model.state_dict())
         self.validations_without_gain = 0 if better else self.validations_without_gain + 1
         return better
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that training changes: "model.<name>", "loss.<name>" and "optimiser.<name>"."""
-        parts = {
-            "model": self.model.state_dict(),
-            "loss": self.loss.state_dict(),
-            "optimiser": optimiser_tensors(self.optimiser),
-        }
-        return {
-            f"{part}.{name}": value
-            for part, values in parts.items()
-            for name, value in values.items()
-        }
+        """All that training changes: "model.<name>", "method.<name>", "optimizer.<name>" ..."""
+        return _named(
+            {
+                "model": self.model.state_dict(),
+                "method": self.method.state_dict(),
+                "optimizer": optimizer_tensors(self.optimizer),
+                "own_optimizer": _named(
+                    {name: optimizer_tensors(own) for name, own in self._own_optimizers()}
+                ),
+            }
+        )
 
     def save(self, folder: Path, environment: Mapping[str, Any]) -> None:
-        """Write a checkpoint.
-
-        Args:
-            folder: that holds all checkpoints of the run.
-            environment: versions and hardware, to compare with when it is read.
-        """
-        generators, generator_facts = random_states()
-        parts = {
-            "model": self.model.state_dict(),
-            "loss": self.loss.state_dict(),
-            "optimiser": optimiser_tensors(self.optimiser),
-            "random": generators,
-        }
+        """Write a checkpoint, with the versions and hardware to compare with when it is read."""
+        generators, generator_state = random_states()
+        further: dict[str, Mapping[str, Tensor]] = {"random": generators}
+        if self.best_weights is not None and self.best_step != self.step:
+            further["best"] = self.best_weights
         labels = self.batches.images.labels
-        if self.batches.relabelled and labels is not None:
-            parts["labels"] = {"pictures": torch.tensor(labels)}
-        tensors: dict[str, Tensor] = {
-            f"{part}.{name}": value
-            for part, values in parts.items()
-            for name, value in values.items()
-        }
+        if self.batches.relabeled and labels is not None:
+            further["labels"] = {"images": torch.tensor(labels)}
+        if self.batches.planned is not None:
+            further["planned"] = _planned_tensors(self.batches.planned)
         state = {
             "settings": self.settings.as_dict(),
+            "config": self.config,
             "environment": dict(environment),
             "sampler": self.batches.sampler.state_dict(),  # type: ignore[attr-defined]
-            "pictures": _names(self.batches),
-            "random": generator_facts,
+            "images": _names(self.batches),
+            "contents": self._contents(),
+            "rest": sorted(self.rest),
+            "random": generator_state,
             "bad": {str(index): reason for index, reason in self.batches.bad.reasons.items()},
             "best_score": self.best_score,
             "best_step": self.best_step,
             "validations_without_gain": self.validations_without_gain,
             "skipped_in_a_row": self.skipped_in_a_row,
         }
+        tensors = self.tensors() | _named(further)
         write_checkpoint(folder, self.step, tensors, state, self.settings.keep_checkpoints)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on where a checkpoint stands; refused where it would not be the same run.
-
-        Args:
-            checkpoint: as read back.
-        """
+        """Resume where a checkpoint stands; refused where it would not be the same run."""
         saved = checkpoint.state
-        _same_settings(saved["settings"], self.settings.as_dict())
-        labels = checkpoint.part("labels")
-        if labels:
-            self.batches.relabel(labels["pictures"].numpy())
-        self.batches.sampler.load_state_dict(saved["sampler"])  # type: ignore[attr-defined]
-        if saved.get("pictures", _names(self.batches)) != _names(self.batches):
-            raise BadData("the pictures have other names than those of the run: start anew")
-        for part, module in (("model", self.model), ("loss", self.loss)):
+        self._refuse_another_run(saved)
+        self._restore_batches(checkpoint)
+        for part, module in (("model", self.model), ("method", self.method)):
             try:
                 module.load_state_dict(checkpoint.part(part))
             except RuntimeError as error:
                 reason = " ".join(str(error).split())[:200]
                 raise BadData(f"the checkpoint is of another {part}: {reason}") from None
-        restore_optimiser(self.optimiser, checkpoint.part("optimiser"))
+        restore_optimizer(self.optimizer, checkpoint.part("optimizer"))
+        own = Checkpoint(checkpoint.step, checkpoint.part("own_optimizer"), {})
+        for name, optimizer in self._own_optimizers():
+            restore_optimizer(optimizer, own.part(name))
         restore_random_states(checkpoint.part("random"), saved["random"])
-        self.batches.bad.reasons.update({int(key): why for key, why in saved["bad"].items()})
         self.step = checkpoint.step
+        self.rest = frozenset(saved["rest"])
         self.best_score, self.best_step = saved["best_score"], saved["best_step"]
+        best = checkpoint.part("model" if self.best_step == self.step else "best")
+        self.best_weights = None if self.best_step is None else best
         self.validations_without_gain = saved["validations_without_gain"]
         self.skipped_in_a_row = saved["skipped_in_a_row"]
 
+    def _refuse_another_run(self, saved: Mapping[str, Any]) -> None:
+        _same(saved["settings"], self.settings.as_dict(), _MAY_CHANGE)
+        before, now = _flat(saved["config"]), _flat(self.config)
+        loop = {name for name in {*before, *now} if name.rpartition(".")[2] in _MAY_CHANGE}
+        _same(before, now, loop | self.free)
+
+    def _restore_batches(self, checkpoint: Checkpoint) -> None:
+        saved, batches = checkpoint.state, self.batches
+        labels = checkpoint.part("labels")
+        if labels:
+            batches.relabel(labels["images"].numpy())
+        batches.sampler.load_state_dict(saved["sampler"])  # type: ignore[attr-defined]
+        if saved["images"] != _names(batches):
+            raise BadData(
+                "the images have other names than those of the run: bring them back, or start "
+                "from scratch in another folder"
+            )
+        known = None not in (saved["contents"], self._contents())
+        if known and saved["contents"] != self._contents():
+            raise BadData(
+                "the images have other contents than those of the run, under the same names: "
+                "bring them back, or start from scratch in another folder"
+            )
+        planned = checkpoint.part("planned")
+        if planned:
+            batches.follow(EpochBatches(**{name: part.numpy() for name, part in planned.items()}))
+        batches.bad.reasons.update({int(key): why for key, why in saved["bad"].items()})
+
+    def _contents(self) -> str | None:
+        """A digest of the images' sizes and contents; None where their source has none."""
+        digest = getattr(self.batches.source, "digest", None)
+        if self._digest is None and digest is not None:
+            self._digest = digest()
+        return self._digest
+
+    def _own_optimizers(self) -> Iterable[tuple[str, torch.optim.Optimizer]]:
+        return self.method.optimizers().items()
+
+
+def _named(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{part}.{name}": value for part in parts for name, value in parts[part].items()}
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def _planned_tensors(planned: EpochBatches) -> dict[str, Tensor]:
+    named = {"indices": planned.indices, "labels": planned.labels, "streams": planned.streams}
+    return {name: torch.tensor(value) for name, value in named.items() if value is not None}
+
 
 def _names(batches: Batches) -> str:
-    """What changes when a picture comes, goes or is renamed, but not when all are moved."""
+    """What changes when an image comes, goes or is renamed, but not when all are moved."""
     names = "\0".join(path.name for path in batches.images.paths)
     return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _same_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested choices under dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _same(before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]) -> None:
     for name in sorted(before.keys() | now.keys()):
-        if name not in _MAY_CHANGE + _MAY_CHANGE_TOO and before.get(name) != now.get(name):
+        if name not in free and before.get(name) != now.get(name):
             raise BadData(
                 f"{name} was {before.get(name)!r} and is now {now.get(name)!r}: not the same run; "
-                "resume with the former value or start anew"
+                "resume with the former value, or start from scratch in another folder"
             )

@@ -1,133 +1,136 @@
-"""One batch to one checked gradient: finite, shortened if asked, and not of a collapsed model."""
+"""One batch to one update: a gradient that is checked, shortened if asked, and applied."""
 
 import math
-from collections import deque
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cbml.data import Batch
 from cbml.models import Execution
+from cbml.outputs import Outputs
+from cbml.training.callbacks import Callback
+from cbml.training.distributed import Distributed
 from cbml.training.gradients import BatchResult, accumulate_gradients
 from cbml.training.guards import (
-    BadNumbers,
+    CollapseWatch,
+    NonFiniteError,
     Similarities,
     broken_tensor,
     check_embeddings,
-    collapse_reason,
-    similarities,
 )
-from cbml.training.progress import Listener
+from cbml.training.method import BatchInfo
 from cbml.training.runs import Records
 from cbml.training.state import TrainingState
-from cbml.training.team import Team
 
-__all__ = ["Updates"]
-
-_SILENT_STEPS = 50
-_REMEMBERED_BATCHES = 10
 _SHOWN = 5
 
 
-class Updates:
-    """Fills the gradients of a model and of its loss, batch by batch.
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update gave: loss and terms, the norm of the gradient before it was shortened."""
 
-    Args:
-        state: model, loss, optimiser and settings.
-        execution: how the model is run.
-        team: the processes that train together.
-        records: where alarms are written to.
-        listener: who is told of them.
-    """
+    loss: float
+    terms: dict[str, float]
+    outputs: Outputs
+    batch: BatchInfo
+    gradient_norm: float
+    similarities: Similarities
+
+
+class Updates:
+    """Changes the weights of a model and of its method, batch by batch."""
 
     def __init__(
         self,
         state: TrainingState,
         execution: Execution,
-        team: Team,
+        distributed: Distributed,
         records: Records,
-        listener: Listener,
+        callback: Callback,
     ) -> None:
-        self.state = state
-        self.execution = execution
-        self.team = team
-        self.records = records
-        self.listener = listener
+        self.state, self.execution, self.distributed = state, execution, distributed
+        self.records, self.callback = records, callback
         self.parameters = [p for p in state.model.parameters() if p.requires_grad]
-        self.recent: deque[Similarities] = deque(maxlen=_REMEMBERED_BATCHES)
-        self.silent_until = 0
+        self.method_parameters = [p for p in state.method.parameters() if p.requires_grad]
+        self.watch = CollapseWatch()
 
-    @property
-    def seen(self) -> Similarities | None:
-        """Similarities of the last batch."""
-        return self.recent[-1] if self.recent else None
+    def update(self, batch: Batch) -> UpdateResult | None:
+        """Apply the gradient of this process's share of a batch; None where it was skipped."""
+        info = self._info(batch)
+        found = self._gradient(batch, info)
+        if found is not None:
+            self._apply(info)
+        self.state.optimizer.zero_grad(set_to_none=True)
+        if found is None:
+            return None
+        result, norm = found
+        assert self.watch.last is not None
+        return UpdateResult(result.loss, result.terms, result.outputs, info, norm, self.watch.last)
 
-    def gradient(self, batch: Batch) -> tuple[BatchResult | None, float]:
-        """Gradients of a batch and their norm; None where the update is to be skipped.
+    def _info(self, batch: Batch) -> BatchInfo:
+        """Labels and indices of the global batch."""
+        device = next(self.state.model.parameters()).device
+        labels = self.distributed.all_gather(batch.labels.to(device))
+        indices = self.distributed.all_gather(batch.indices)
+        return BatchInfo(labels, indices, self.state.batches.stream, self.state.step)
 
-        Args:
-            batch: this process's share.
-        """
-        state, step = self.state, self.state.step + 1
-        pictures = batch.pixels.to(next(state.model.parameters()).device, non_blocking=True)
-        if pictures.dtype == torch.uint8:
-            pictures = state.model.preprocessing.normalise(pictures)
-        numbers = self.team.gathered(batch.indices)
-        buffers = [buffer.clone() for buffer in state.model.buffers()]
+    def _gradient(self, batch: Batch, info: BatchInfo) -> tuple[BatchResult, float] | None:
+        """Gradients of a batch and their norm; None where the update is to be skipped."""
+        state = self.state
+        images = batch.pixels.to(info.labels.device, non_blocking=True)
+        if images.dtype == torch.uint8:
+            images = self.state.model.preprocessing.normalize(images)
+        buffers = [*self.state.model.buffers(), *self.state.method.buffers()]
+        before = [buffer.clone() for buffer in buffers]
         try:
             result = accumulate_gradients(
-                lambda chunk: self.execution.run(state.model, chunk),
-                state.loss,
-                pictures,
-                batch.labels,
+                lambda chunk: self.execution.run_outputs(
+                    self.state.model, chunk, self.state.method.parts
+                ),
+                lambda outputs: self.state.method(outputs, info),
+                images,
                 parameters=self.parameters,
-                team=self.team,
-                chunk_size=state.settings.chunk_size,
-                check=lambda rows: check_embeddings(rows, self._names(numbers), step),
+                loss_parameters=self.method_parameters,
+                distributed=self.distributed,
+                chunk_size=self.state.settings.chunk_size,
+                teacher=self.state.method.teach,
+                check=lambda outputs: self._check(outputs, info),
             )
-            norm = self._checked_norm(result, numbers)
-        except BadNumbers as error:
-            # The batch has gone through the running statistics of batch norms already.
-            for buffer, before in zip(state.model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
+            norm = self._checked_norm(result, info)
+        except NonFiniteError as error:
+            # The batch has gone through running statistics and memories already.
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
             self._skip_or_stop(error)
-            return None, math.nan
+            return None
         state.skipped_in_a_row = 0
-        self._watch_for_collapse(result, numbers)
-        if self.team.size > 1 and state.model.batch_norm == "trained":
-            self.team.follow([*state.model.buffers()])  # as DDP does: those of the first process
+        self._watch_for_collapse(result, info)
+        if self.distributed.size > 1 and self.state.model.batch_norm == "trained":
+            # As DistributedDataParallel does: those of the main process.
+            self.distributed.broadcast([*self.state.model.buffers()])
         return result, norm
 
-    def apply(self, batch: Batch) -> None:
-        """Update the weights; whatever became NaN or infinite by it ends the run.
+    def _check(self, outputs: Outputs, info: BatchInfo) -> None:
+        names = self._names(info.indices)
+        for tensor in outputs.tensors:
+            if tensor.is_floating_point():
+                check_embeddings(tensor.flatten(1), names, info.step + 1)
 
-        Args:
-            batch: whose gradient it is, for the message.
-        """
-        state, step = self.state, self.state.step + 1
-        state.optimiser.step()
-        broken = broken_tensor(state.tensors())
-        if not self.team.largest(int(broken is not None)):
-            return
-        numbers = self.team.gathered(batch.indices)
-        raise BadNumbers(
-            f"step {step}: NaN or infinity in {broken or 'the weights of another process'} after "
-            f"the update; the batch: {self._some(numbers)}; resume from the checkpoint before it"
-        )
-
-    def _checked_norm(self, result: BatchResult, numbers: Tensor) -> float:
+    def _checked_norm(self, result: BatchResult, info: BatchInfo) -> float:
+        """The norm of the gradient, which is then shortened if asked."""
         gradients = [
             parameter.grad
-            for group in self.state.optimiser.param_groups
+            for group in self.state.optimizer.param_groups
             for parameter in group["params"]
             if parameter.grad is not None
         ]
         norm = float(torch.nn.utils.get_total_norm(gradients))
         for name, value in (("loss", result.loss), ("length of the gradient", norm)):
             if not math.isfinite(value):
-                raise BadNumbers(
-                    f"step {self.state.step + 1}: the {name} is {value}; the weights were not "
-                    f"changed; the batch: {self._some(numbers)}"
+                raise NonFiniteError(
+                    f"step {info.step + 1}: the {name} is {value}; the weights were not "
+                    f"changed; the batch: {self._some_names(info.indices)}"
                 )
         limit = self.state.settings.clip_norm
         if limit is not None and norm > limit:
@@ -135,35 +138,46 @@ class Updates:
                 gradient.mul_(limit / norm)
         return norm
 
-    def _skip_or_stop(self, error: BadNumbers) -> None:
-        settings = self.state.settings
+    def _skip_or_stop(self, error: NonFiniteError) -> None:
         self.state.skipped_in_a_row += 1
-        often = self.state.skipped_in_a_row > settings.skips_allowed
+        often = self.state.skipped_in_a_row > self.state.settings.skips_allowed
         # Another batch does not mend weights that are broken.
-        if settings.bad_numbers == "stop" or often or broken_tensor(self.state.tensors()):
+        if (
+            self.state.settings.bad_numbers == "stop"
+            or often
+            or broken_tensor(self.state.tensors())
+        ):
             raise error
-        self.listener.say(f"update skipped: {error}")
+        self.callback.on_message(f"update skipped: {error}")
         self.records.add({"step": self.state.step + 1, "skipped": str(error)})
 
-    def _watch_for_collapse(self, result: BatchResult, numbers: Tensor) -> None:
-        how = self.state.settings.collapse
-        self.recent.append(similarities(result.embeddings, result.labels))
-        reason = None if how == "ignore" else collapse_reason(self.recent)
-        step = self.state.step + 1
-        if reason is None or step < self.silent_until:
+    def _watch_for_collapse(self, result: BatchResult, info: BatchInfo) -> None:
+        step = info.step + 1
+        reason = self.watch.look(result.outputs.embeddings, info.labels, step)
+        if reason is None or self.state.settings.collapse == "ignore":
             return
-        text = f"collapse at step {step}: {reason}; the batch: {self._some(numbers)}"
+        text = f"collapse at step {step}: {reason}; the batch: {self._some_names(info.indices)}"
         self.records.add({"step": step, "collapse": text})
-        if how == "stop":
-            raise BadNumbers(text)
-        self.listener.say(text)
-        self.silent_until = step + _SILENT_STEPS  # a model that stays so is no news
+        if self.state.settings.collapse == "stop":
+            raise NonFiniteError(text)
+        self.callback.on_message(text)
 
-    def _names(self, numbers: Tensor) -> list[str]:
-        paths = self.state.batches.images.paths
-        return [str(paths[number]) for number in numbers.tolist()]
+    def _apply(self, info: BatchInfo) -> None:
+        """Update the weights; whatever became NaN or infinite by it ends the run."""
+        self.state.optimizer.step()
+        broken = broken_tensor(self.state.tensors())
+        if not self.distributed.all_reduce_max(int(broken is not None)):
+            return
+        raise NonFiniteError(
+            f"step {info.step + 1}: NaN or infinity in "
+            f"{broken or 'the weights of another process'} after the update; the batch: "
+            f"{self._some_names(info.indices)}; resume from the checkpoint before it"
+        )
 
-    def _some(self, numbers: Tensor) -> str:
-        names = self._names(numbers[:_SHOWN])
-        more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    def _names(self, indices: Tensor) -> list[str]:
+        return [str(self.state.batches.images.paths[index]) for index in indices.tolist()]
+
+    def _some_names(self, indices: Tensor) -> str:
+        names = self._names(indices[:_SHOWN])
+        more = f" and {len(indices) - _SHOWN} more" if len(indices) > _SHOWN else ""
         return ", ".join(names) + more

@@ -6,21 +6,20 @@ import numpy as np
 import pytest
 
 from cbml import MatchProbability, PairStatistics
-from cbml.bayes import Reliability
-from cbml.bayes.analysis import SetAnalysis, analyze_set, check_posteriors, check_results
-from cbml.bayes.figures import draw_ratios, draw_reliability
-from cbml.bayes.page import analysis_tables
+from cbml.bayes import Reliability, SetAnalysis, analyze_set, check_posteriors, check_results
 from cbml.errors import BadData
+from cbml.report import draw_ratios, draw_reliability
+from cbml.runs import analysis_tables
 from tests.bayes.cases import Set, crowded, drawn
 
 
 def test_queries_with_a_gallery_are_pairs_across() -> None:
-    (rows, labels), (others, other_labels) = drawn(1), drawn(2, pictures=40, classes=6)
+    (rows, labels), (others, other_labels) = drawn(1), drawn(2, images=40, classes=6)
     gallery: dict[str, Any] = {"gallery_embeddings": others, "gallery_labels": other_labels}
     found = analyze_set(rows, labels, **gallery)
     assert found.statistics == PairStatistics.of(rows, labels, **gallery)
     assert found.histogram.positive.sum() == found.statistics.positive_pairs
-    assert (found.pictures, found.gallery) == (24, 40)
+    assert (found.images, found.gallery) == (24, 40)
     assert found.classes == len({*labels.tolist(), *other_labels.tolist()})
     named = analyze_set(
         rows,
@@ -45,14 +44,14 @@ def test_checks_of_queries_search_the_gallery() -> None:
     nearest = (unit[0] @ unit[1].T).argmax(axis=1)
     right = int((gallery[1][nearest] == query[1]).sum())
     first = checks[1]
-    seen = sum(share * count for share, count in zip(first.seen, first.counts, strict=True))
+    seen = sum(share * count for share, count in zip(first.accuracy, first.counts, strict=True))
     assert seen == pytest.approx(right, abs=2)  # ties of float32 apart
     assert sum(checks[10].counts) == 10 * len(query[0])
     assert set(check_posteriors(*query, **given)) >= {"gaussian", "monotone"}
 
 
-def test_a_gallery_of_one_picture_can_be_searched_and_checked() -> None:
-    """It has no crowd: its only picture is where a typical one is."""
+def test_a_gallery_of_one_image_can_be_searched_and_checked() -> None:
+    """It has no crowd: its only image is where a typical one is."""
     rows, labels = crowded(2)
     gallery: dict[str, Any] = {"gallery_embeddings": rows[:1], "gallery_labels": labels[:1]}
     checks = check_results(MatchProbability.fit(*crowded(0)), rows[1:30], labels[1:30], **gallery)
@@ -62,7 +61,7 @@ def test_a_gallery_of_one_picture_can_be_searched_and_checked() -> None:
 def test_a_gallery_without_half_of_the_classes_cannot_be_checked() -> None:
     rows, labels = np.eye(4, dtype=np.float32), [0, 1, 2, 3]
     gallery: dict[str, Any] = {"gallery_embeddings": np.ones((3, 4)), "gallery_labels": [0, 0, 0]}
-    with pytest.raises(BadData, match="no picture in the gallery"):
+    with pytest.raises(BadData, match="no image in the gallery"):
         check_posteriors(rows, labels, **gallery)
     assert analyze_set(rows, labels, **gallery).posteriors == {}
     with pytest.raises(ValueError, match="belong together"):
@@ -78,14 +77,14 @@ def test_any_number_of_checks_can_be_drawn() -> None:
 
 
 def near_copies() -> Set:
-    """Pictures of a class are nearly one; the classes are far apart."""
+    """Images of a class are nearly one; the classes are far apart."""
     random = np.random.default_rng(0)
     labels = np.arange(40) // 4
     rows = np.eye(10, 16)[labels] + random.normal(size=(40, 16)) * 0.003
     return rows.astype(np.float32), labels
 
 
-def test_near_copies_are_analysed_and_drawn_without_the_ratio_they_have_not() -> None:
+def test_near_copies_are_analyzed_and_drawn_without_the_ratio_they_have_not() -> None:
     found = analyze_set(*near_copies())
     assert 1e-6 < found.statistics.positive_std < 1e-3
     with pytest.raises(BadData, match="near-copies"):
@@ -95,7 +94,7 @@ def test_near_copies_are_analysed_and_drawn_without_the_ratio_they_have_not() ->
 
 
 def test_what_the_gaussians_cannot_say_the_curve_still_does() -> None:
-    """Copies of one picture in each class have no spread, and no Gaussian."""
+    """Copies of one image in each class have no spread, and no Gaussian."""
     random = np.random.default_rng(3)
     rows = np.repeat(random.normal(size=(30, 4)), 4, axis=0).astype(np.float32)
     found = analyze_set(rows, np.arange(120) // 4)

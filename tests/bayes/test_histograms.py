@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cbml.bayes import PairHistogram, PairStatistics, histograms
-from cbml.bayes.curve import GROUPS, MonotoneCurve
+from cbml.bayes.log_odds import GROUPS, MonotoneCurve
 from tests.bayes.cases import drawn
 from tests.oracles import bayes as oracle
 
@@ -23,8 +23,8 @@ def test_every_pair_is_counted_once(
 ) -> None:
     monkeypatch.setattr(histograms, "BLOCK_SIZE", block)
     for seed in range(4):
-        rows, labels = drawn(seed, pictures=30 + seed)
-        others, other_labels = drawn(seed + 7, pictures=17, classes=6)
+        rows, labels = drawn(seed, images=30 + seed)
+        others, other_labels = drawn(seed + 7, images=17, classes=6)
         lists = [part.tolist() for part in (rows, labels, others, other_labels)]
         positive, negative = oracle.similarities(*(lists if gallery else lists[:2]))
         found = PairHistogram.of(
@@ -39,7 +39,7 @@ def test_every_pair_is_counted_once(
 
 
 def test_coarser_steps_hold_the_same_pairs() -> None:
-    fine = PairHistogram.of(*drawn(1, pictures=60))
+    fine = PairHistogram.of(*drawn(1, images=60))
     coarse = fine.coarser(20)
     assert coarse.positive.tolist() == fine.positive.reshape(20, 100).sum(axis=1).tolist()
     assert (coarse.negative.sum(), len(coarse.edges)) == (fine.negative.sum(), 21)
@@ -57,7 +57,7 @@ def test_steps_that_cannot_be_are_refused(bins: int) -> None:
 
 @pytest.mark.parametrize("positive", [True, False])
 def test_distance_to_the_gaussian(positive: bool) -> None:
-    rows, labels = drawn(2, pictures=50, dim=6)
+    rows, labels = drawn(2, images=50, dim=6)
     statistics = PairStatistics.of(rows, labels)
     kind = "positive" if positive else "negative"
     moments = getattr(statistics, f"{kind}_mean"), getattr(statistics, f"{kind}_std")

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from cbml import MatchProbability
-from cbml.bayes.calibrations import KIND
-from cbml.bayes.curve import MonotoneCurve
-from cbml.bayes.odds import Line, Odds
-from cbml.bayes.records import sealed
+from cbml.bayes.calibration_file import KIND, sealed
+from cbml.bayes.log_odds import Line, MonotoneCurve, Odds
 from cbml.errors import DamagedFile
 from tests.bayes.cases import crowded
 
@@ -35,7 +33,7 @@ def test_save_and_load(fitted: MatchProbability, tmp_path: Path) -> None:
         assert MatchProbability.load(path) == one
 
 
-def test_a_file_of_the_earlier_kind_is_read(fitted: MatchProbability, tmp_path: Path) -> None:
+def test_a_file_of_the_first_kind_is_read(fitted: MatchProbability, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     facts = {
         "typical_background": 0.5,
@@ -45,16 +43,32 @@ def test_a_file_of_the_earlier_kind_is_read(fitted: MatchProbability, tmp_path: 
         "source": [12.0, -9.0, 1.0],
         "crowd": [10, 20],
         "curve": [[-1.0, 1.0], [-2.0, 3.0]],
-        "check": fitted.check.as_dict(),
+        "check": old_check(fitted),
     }
     path.write_text(json.dumps(sealed("cbml match probability 1", facts)))
     read = MatchProbability.load(path)
+    assert (read.cohort, read.typical_cohort_mean, read.check) == ((10, 20), 0.5, fitted.check)
     line = Line(12.0, -9.0, 1.0)
     assert read.by_query == Odds(line, MonotoneCurve((-1.0, 1.0), (-2.0, 3.0)))
     assert (read.by_both, read.source, read.own_positives) == (None, line, 5.0)
     path.write_text(path.read_text().replace('"positives": 5.0', '"positives": 6.0'))
     with pytest.raises(DamagedFile, match="altered"):
         MatchProbability.load(path)
+
+
+def old_check(fitted: MatchProbability) -> dict[str, Any]:
+    check = fitted.check.as_dict()
+    return {"said": check.pop("confidence"), "seen": check.pop("accuracy"), **check}
+
+
+def test_a_file_of_the_second_kind_is_read(fitted: MatchProbability, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    fields = fitted.as_record() | {"check": old_check(fitted)}
+    fields["crowd"] = fields.pop("cohort")
+    fields["typical_background"] = fields.pop("typical_cohort_mean")
+    del fields["kind"], fields["sha256"]
+    path.write_text(json.dumps(sealed("cbml match probability 2", fields)))
+    assert MatchProbability.load(path) == fitted
 
 
 def test_altered_files_are_refused(fitted: MatchProbability, tmp_path: Path) -> None:
@@ -92,16 +106,25 @@ def test_altered_files_are_refused(fitted: MatchProbability, tmp_path: Path) -> 
         {"by_query": None},
         {"by_both": [1.0, 2.0, 3.0]},
         {"source": [1.0]},
-        {"crowd": [30, 4]},
-        {"crowd": [3]},
+        {"cohort": [30, 4]},
+        {"cohort": [3]},
         {"positives": -1.0},
         {"own_positives": 0.0},
         {"positives": None},
         {"positives": 10**400},
-        {"crowd": [math.inf, math.inf]},
+        {"cohort": [math.inf, math.inf]},
         {"check": 5},
         {"check": {}},
-        {"check": {"said": "all", "seen": "well", "counts": [], "ece": "0", "brier": [], "x": 1}},
+        {
+            "check": {
+                "confidence": "all",
+                "accuracy": "well",
+                "counts": [],
+                "ece": "0",
+                "brier": [],
+                "x": 1,
+            }
+        },
     ],
 )
 def test_a_sealed_file_of_other_content_is_refused(
@@ -121,10 +144,10 @@ def test_a_sealed_file_of_other_content_is_refused(
         {"ece": math.nan},
         {"ece": "small"},
         {"log_loss": None},
-        {"said": [0.5]},
+        {"confidence": [0.5]},
         {"counts": ["many"] * 10},
         {"counts": [math.inf] * 10},
-        {"seen": 0.5},
+        {"accuracy": 0.5},
     ],
 )
 def test_a_file_with_a_check_of_other_content_is_refused(

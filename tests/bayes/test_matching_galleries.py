@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from cbml import MatchProbability
-from cbml.bayes import Reliability
-from cbml.bayes.analysis import check_results
-from cbml.bayes.lists import nearest_lists
-from cbml.bayes.odds import Odds
+from cbml.bayes import Reliability, check_results
+from cbml.bayes.log_odds import Odds
 from cbml.errors import BadData
-from tests.bayes.cases import Set, crowded
+from tests.bayes.cases import Set, crowded, neighbors_of
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +23,8 @@ def unit(rows: Any) -> Any:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def test_a_gallery_with_fewer_right_pictures_lowers_the_odds(fitted: MatchProbability) -> None:
-    """One picture of each class is left to find, of five where it was fitted."""
+def test_a_gallery_with_fewer_right_images_lowers_the_odds(fitted: MatchProbability) -> None:
+    """One image of each class is left to find, of five where it was fitted."""
     rows, labels = crowded(2)
     queries, gallery = slice(0, None, 6), slice(1, None, 6)
     moved = fitted.for_gallery(rows[gallery], labels[gallery])
@@ -42,13 +40,13 @@ def test_a_gallery_with_fewer_right_pictures_lowers_the_odds(fitted: MatchProbab
     assert after.ece < 0.6 * before.ece
 
 
-def test_a_picture_of_the_gallery_has_one_right_picture_less_to_find() -> None:
-    """With two pictures of each class that is half of what a stranger finds."""
+def test_a_image_of_the_gallery_has_one_right_image_less_to_find() -> None:
+    """With two images of each class that is half of what a stranger finds."""
     rows, labels = crowded(0, each=2)
     ready = MatchProbability.fit(*crowded(1, each=2)).for_gallery(rows, labels)
     assert (ready.positives, ready.own_positives) == (2.0, 1.0)
-    lists = nearest_lists(unit(rows), ready.depth)
-    right = lists.matches(labels)[:, :10]
+    lists = neighbors_of(rows, ready.depth)
+    right = lists.relevant(labels)[:, :10]
     stranger, own = (
         Reliability.of(ready.probability(lists.similarities, own=own)[:, :10], right, ~right)
         for own in (False, True)
@@ -104,7 +102,7 @@ def test_the_crowd_moves_behind_larger_classes_than_were_learned_from(
 ) -> None:
     rows, labels = large()
     ready = fitted.for_gallery(rows, positives=99.0)
-    assert ready.crowd == (149, 159)
+    assert ready.cohort == (149, 159)
     stays = dataclasses.replace(fitted, positives=99.0)
     check, before = (check_results(one, rows, labels)[10] for one in (ready, stays))
     assert check.ece < 0.02 < 0.1 < before.ece
@@ -120,7 +118,7 @@ def test_labels_that_have_nothing_to_do_with_looks_are_as_none(fitted: MatchProb
     """Folders by date, say: a gallery of them gets the probabilities it came with."""
     random = np.random.default_rng(0)
     rows = random.normal(size=(400, 8)).astype(np.float32)
-    rows[1::2] = -rows[::2]  # the farthest picture has the same label, the nearest never
+    rows[1::2] = -rows[::2]  # the farthest image has the same label, the nearest never
     dated = np.arange(400) // 2
     with pytest.raises(BadData):
         MatchProbability.fit(rows, dated)
@@ -131,7 +129,7 @@ def test_for_gallery_without_labels_keeps_the_expected_number(fitted: MatchProba
     rows, _ = crowded(3)
     assert fitted.for_gallery(rows).positives == fitted.positives
     assert fitted.for_gallery(rows, positives=2.0).positives == 2.0
-    assert fitted.for_gallery(rows[:3]).typical_background == fitted.typical_background
+    assert fitted.for_gallery(rows[:3]).typical_cohort_mean == fitted.typical_cohort_mean
     for wrong in (0.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="positives must be a finite number above zero"):
             fitted.for_gallery(rows, positives=wrong)

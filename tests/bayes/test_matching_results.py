@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cbml import MatchProbability
-from cbml.bayes import Reliability, learning
-from cbml.bayes.lists import crowd_means, nearest_lists
-from cbml.bayes.odds import Line, Odds
-from tests.bayes.cases import Set, crowded, drawn
+from cbml.bayes import Reliability, fitting
+from cbml.bayes.log_odds import Line, Odds
+from cbml.bayes.neighbors import cohort_means
+from tests.bayes.cases import Set, crowded, drawn, neighbors_of
 
 
 def unit(rows: Any) -> Any:
@@ -39,7 +39,7 @@ def sisters(seed: int) -> Set:
 def test_backgrounds_of_results_are_those_of_plain_loops() -> None:
     rows = unit(drawn(0)[0])
     places = np.array([[3, 5, -1], [5, 0, 23]])
-    found = crowd_means(rows, places, (2, 5), 0.77)
+    found = cohort_means(rows, places, (2, 5), 0.77)
     for place, mean in zip(places.ravel().tolist(), found.ravel().tolist(), strict=True):
         others = [float(rows[place] @ rows[other]) for other in range(24) if other != place]
         crowd = sorted(others, reverse=True)[2:5]
@@ -50,18 +50,18 @@ def test_a_result_in_a_crowd_is_less_probable() -> None:
     fitted = MatchProbability.fit(*lopsided(0))
     assert fitted.by_both is not None
     rows, labels = lopsided(1)
-    lists = nearest_lists(unit(rows), fitted.depth)
-    right = lists.matches(labels)
-    around = fitted.result_background(rows, lists.neighbours)
+    lists = neighbors_of(rows, fitted.depth)
+    right = lists.relevant(labels)
+    around = fitted.result_cohort_mean(rows, lists.indices)
     without, known = (
         Reliability.of(
-            fitted.probability(lists.similarities, result_background=told), right, ~right
+            fitted.probability(lists.similarities, result_cohort_mean=told), right, ~right
         )
         for told in (None, around)
     )
     assert known.log_loss < 0.98 * without.log_loss
     said = fitted.probability(
-        np.full(5, 0.8), background=[0.6], result_background=np.linspace(0.3, 0.9, 5)
+        np.full(5, 0.8), cohort_mean=[0.6], result_cohort_mean=np.linspace(0.3, 0.9, 5)
     )
     assert (np.diff(said) < 0.0).all()
 
@@ -77,7 +77,7 @@ def test_more_similar_is_never_less_probable(make: Any) -> None:
     fitted = MatchProbability.fit(*make(0))
     ladder = np.linspace(-1.0, 1.0, 200)
     for around in (None, np.full(200, 0.4), np.full(200, 0.9)):
-        said = fitted.probability(ladder, background=[0.5], result_background=around)
+        said = fitted.probability(ladder, cohort_mean=[0.5], result_cohort_mean=around)
         assert (np.diff(said) >= 0.0).all()
         assert said[0] < said[-1]
 
@@ -94,11 +94,11 @@ def test_large_sets_look_up_only_some_results(monkeypatch: pytest.MonkeyPatch) -
 
     def counted(rows: Any, places: Any, *others: Any) -> Any:
         asked.append(places.size)
-        return crowd_means(rows, places, *others)
+        return cohort_means(rows, places, *others)
 
-    monkeypatch.setattr(learning, "crowd_means", counted)
+    monkeypatch.setattr(fitting, "cohort_means", counted)
     whole = MatchProbability.fit(*lopsided(0))
-    monkeypatch.setattr(learning, "LOOKED_UP", 900)
+    monkeypatch.setattr(fitting, "RESULT_COHORTS", 900)
     part = MatchProbability.fit(*lopsided(0))
     assert asked[0] == 960 * 20
     assert 450 < asked[1] <= 900 + 20

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cbml import CBMLLoss, LinearRatio, PairStatistics, QuadraticRatio
-from cbml.bayes import moments
+from cbml.bayes import pairs
 from cbml.errors import BadData
 from cbml.losses import build_loss
 from tests.bayes.cases import drawn
@@ -34,11 +34,11 @@ def check(found: PairStatistics, positive: list[float], negative: list[float]) -
     assert [found.positive_std, found.negative_std] == pytest.approx(spreads, abs=1e-6)
 
 
-# More pictures than dimensions and the other way round: both forms of the sums of squares.
+# More images than dimensions and the other way round: both forms of the sums of squares.
 @pytest.mark.parametrize("dim", [1, 2, 5, 40])
 @pytest.mark.parametrize("seed", range(8))
 def test_moments_are_those_of_all_pairs(seed: int, dim: int) -> None:
-    rows, labels = drawn(seed, dim=dim, pictures=8 + 5 * seed, classes=2 + seed)
+    rows, labels = drawn(seed, dim=dim, images=8 + 5 * seed, classes=2 + seed)
     found = PairStatistics.of(rows, labels)
     check(found, *oracle.similarities(rows.tolist(), labels.tolist()))
 
@@ -47,7 +47,7 @@ def test_moments_are_those_of_all_pairs(seed: int, dim: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_queries_and_gallery(seed: int, dim: int) -> None:
     rows, labels = drawn(seed, dim=dim)
-    others, other_labels = drawn(seed + 90, dim=dim, pictures=11, classes=6)
+    others, other_labels = drawn(seed + 90, dim=dim, images=11, classes=6)
     found = PairStatistics.of(rows, labels, gallery_embeddings=others, gallery_labels=other_labels)
     lists = (part.tolist() for part in (rows, labels, others, other_labels))
     check(found, *oracle.similarities(*lists))
@@ -55,14 +55,14 @@ def test_queries_and_gallery(seed: int, dim: int) -> None:
 
 @pytest.mark.parametrize("dim", [2, 40])
 def test_blocks_change_nothing(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, labels = drawn(3, dim=dim, pictures=50)
+    rows, labels = drawn(3, dim=dim, images=50)
     whole = PairStatistics.of(rows, labels)
-    monkeypatch.setattr(moments, "BLOCK", 7)
+    monkeypatch.setattr(pairs, "BLOCK", 7)
     parts = PairStatistics.of(rows, labels)
     assert dataclasses.astuple(parts) == pytest.approx(dataclasses.astuple(whole), abs=1e-12)
 
 
-def test_duplicates_are_pairs_and_a_picture_is_none_with_itself() -> None:
+def test_duplicates_are_pairs_and_a_image_is_none_with_itself() -> None:
     rows = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
     found = PairStatistics.of(rows, ["a", "a", "b"])
     assert (found.positive_pairs, found.negative_pairs) == (1, 2)
@@ -80,7 +80,7 @@ def test_order_type_and_length_do_not_matter() -> None:
 
 @pytest.mark.parametrize(
     ("labels", "words"),
-    [([0, 1, 2], "no two pictures share a class"), ([4, 4, 4], "all pictures are of one class")],
+    [([0, 1, 2], "no two images share a class"), ([4, 4, 4], "all images are of one class")],
 )
 def test_sets_without_a_kind_of_pair_are_refused(labels: list[int], words: str) -> None:
     with pytest.raises(BadData, match=words):
@@ -154,15 +154,110 @@ def test_the_suggested_loss_follows_from_the_data() -> None:
     assert isinstance(loss, CBMLLoss)
     assert isinstance(loss.ratio, LinearRatio)
     scales = (loss.ratio.positive_scale, loss.ratio.negative_scale)
-    assert scales == pytest.approx((0.15**2 / 0.4, 0.1**2 / 0.4))
-    assert loss.ratio.positive_center == loss.ratio.negative_center == pytest.approx(0.5)
-    assert (loss.delta, loss.target_mix, loss.variance_reduction) == ("derived", 0.2, "mean")
+    assert scales == pytest.approx((0.5 / math.log(9), 0.1 / math.log(9)))
+    centers = (loss.ratio.positive_center, loss.ratio.negative_center)
+    assert centers == pytest.approx((1.0, 0.4))
+    assert loss.positive_weight == pytest.approx(5.0)
+    assert (loss.delta, loss.target_mix, loss.variance_reduction) == ("mean", 0.2, "mean")
     assert loss.variance_weight == pytest.approx(0.5 / 0.1**2)
     assert loss.mining_margin is None
-    quadratic = STATISTICS.suggest_loss("quadratic").ratio
-    assert quadratic == QuadraticRatio(
+    quadratic = STATISTICS.suggest_loss("quadratic")
+    assert quadratic.ratio == QuadraticRatio(
         positive_mean=0.7, positive_std=0.15, negative_mean=0.3, negative_std=0.1
     )
+    assert (quadratic.delta, quadratic.positive_weight) == ("derived", 1.0)
+
+
+# Means and spreads of starts that separate their classes by 0.05 to 9 deviations.
+STARTS = [
+    (0.534, 0.115, 0.486, 0.110),
+    (0.18, 0.14, 0.13, 0.13),
+    (0.57, 0.15, 0.32, 0.13),
+    (0.90, 0.08, 0.10, 0.09),
+    (0.972, 0.04, 0.970, 0.04),
+]
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(("positives", "negatives"), [(1, 1), (3, 116), (7, 112)])
+def test_the_suggested_loss_holds_a_collapsed_batch_below_one(
+    start: tuple[float, float, float, float], positives: int, negatives: int
+) -> None:
+    numbers = dict(
+        zip(("positive_mean", "positive_std", "negative_mean", "negative_std"), start, strict=True)
+    )
+    options = dataclasses.replace(STATISTICS, **numbers).loss_options()
+    ratio = {name.removeprefix("ratio."): value for name, value in options.items()}
+    omega = options["positive_weight"]
+    up = (positives, omega, ratio["positive_center"], ratio["positive_scale"])
+    down = (negatives, ratio["negative_center"], ratio["negative_scale"])
+    level = max(0.5, (start[0] + start[2]) / 2)
+    spread = min(start[3], (1 - level) / 2)
+    assert oracle.pull(level, *up) == pytest.approx(oracle.push(level, *down))
+    assert oracle.push(0.999, *down) > oracle.pull(0.999, *up), "nothing holds it below one"
+    assert oracle.push(level - 0.1, *down) < oracle.pull(level - 0.1, *up)
+    assert oracle.push(level, *down) * down[-1] == pytest.approx(0.9)
+    assert oracle.push(level - spread, *down) * down[-1] == pytest.approx(0.5)
+    assert oracle.pull(1.0, *up) * down[-1] == pytest.approx(0.5)
+
+
+def test_a_start_that_hardly_separates_gives_no_flat_loss() -> None:
+    """gap/σ² made scales of 0.28 and 0.25 of these numbers, and embeddings became one point."""
+    facts = PairStatistics(
+        positive_mean=0.534,
+        positive_std=0.115,
+        negative_mean=0.486,
+        negative_std=0.110,
+        positive_pairs=300,
+        negative_pairs=9000,
+    )
+    found = facts.loss_ratio()
+    assert (found.positive_center, found.negative_center) == pytest.approx((1.0, 0.4))
+    assert found.positive_scale == pytest.approx(0.2230, abs=1e-4)
+    assert found.negative_scale == pytest.approx(0.0501, abs=1e-4)
+
+
+def test_training_from_a_start_that_hardly_separates_does_not_collapse() -> None:
+    """With the likelihood ratio of the start all similarities end near one."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(20).repeat_interleave(8)
+    centers = torch.randn(20, 64, generator=generator)
+    rows = 0.8 + 0.35 * centers[labels] + torch.randn(160, 64, generator=generator)
+    start = torch.randn(32, 64, generator=generator) / 8
+    facts = PairStatistics.of(rows @ start.T, labels)
+    assert facts.positive_mean - facts.negative_mean < 0.6 * facts.negative_std
+    of_the_start = CBMLLoss(
+        ratio=facts.ratio("linear"),
+        delta="derived",
+        mining_margin=None,
+        variance_weight=0.5 / facts.negative_std**2,
+    )
+    before = separation(facts)
+    collapsed = trained(of_the_start, start, rows, labels)
+    assert collapsed.negative_mean > 0.95, "the case is no longer the one that went wrong"
+    learned = trained(facts.suggest_loss(), start, rows, labels)
+    assert learned.negative_mean < 0.7
+    assert separation(learned) > 3 * max(before, separation(collapsed))
+
+
+def separation(facts: PairStatistics) -> float:
+    return (facts.positive_mean - facts.negative_mean) / math.hypot(
+        facts.positive_std, facts.negative_std
+    )
+
+
+def trained(loss: CBMLLoss, start: torch.Tensor, rows: torch.Tensor, labels: torch.Tensor) -> Any:
+    """Statistics of the pairs after a linear layer has learned for a hundred steps."""
+    layer = torch.nn.Linear(64, 32)
+    with torch.no_grad():
+        layer.weight.copy_(start)
+        layer.bias.zero_()
+    optimizer = torch.optim.Adam(layer.parameters(), lr=5e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss(layer(rows), labels).backward()
+        optimizer.step()
+    return PairStatistics.of(layer(rows).detach(), labels)
 
 
 @pytest.mark.parametrize("exponent", ["linear", "quadratic"])

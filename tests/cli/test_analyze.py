@@ -10,12 +10,13 @@ import pytest
 
 from cbml import MatchProbability
 from cbml.cli import main
-from cbml.training import measured, read_record
+from cbml.runs import loss_parameters
+from cbml.training import read_record
 from tests.training.small import class_folders
 
 SMALL = [
     *("--backbone", "conv4", "--crop", "16", "--steps", "2", "--set", "validation=0.5"),
-    *("--set", "dim=8", "--set", "classes_per_batch=2", "--set", "pictures_per_class=3"),
+    *("--set", "dim=8", "--set", "classes_per_batch=2", "--set", "samples_per_class=3"),
 ]
 
 
@@ -46,7 +47,7 @@ def test_training_leaves_constants_and_probabilities(finished: Path) -> None:
     assert parameters["statistics"]["positive_mean"] > parameters["statistics"]["negative_mean"]
     center = parameters["options"]["ratio.positive_center"]
     assert f"positive_center={center}" in record["loss"]
-    assert "delta='derived'" in record["loss"]
+    assert "delta='mean'" in record["loss"]
     assert MatchProbability.load(finished / "calibration.json").positives > 0
     report = (finished / "report.html").read_text()
     assert "Match probabilities" in report
@@ -58,12 +59,12 @@ def test_a_run_that_looks_at_the_test_shows_how_far_probabilities_hold_there(
 ) -> None:
     shown = "Share of right results against the probability said"
     assert (finished / "report.html").read_text().count(shown) == 1
-    data, out = str(read_record(finished)["recipe"]["data"]), tmp_path / "run"
+    data, out = str(read_record(finished)["config"]["data"]["source"]), tmp_path / "run"
     assert run(["train", data, *SMALL, "--out", str(out), "--test"]) == 0
     record = read_record(out)
     found = record["test_reliability"]
     assert sum(found["counts"]) == 10 * record["test_conditions"]["queries"]
-    assert record["test_looks"] == 1
+    assert record["test_evaluations"] == 1
     report = (out / "report.html").read_text()
     assert report.count(shown) == 2
     assert "on test classes, which nothing was learned from" in report
@@ -89,7 +90,7 @@ def test_an_analysis_writes_numbers_figures_and_a_page(
     assert "http-equiv" not in page
     assert "<script" not in page
     MatchProbability.load(finished / "calibration.json")
-    assert read_record(finished)["test_looks"] == 0
+    assert read_record(finished)["test_evaluations"] == 0
 
 
 def test_test_classes_are_looked_at_only_when_asked(
@@ -99,7 +100,7 @@ def test_test_classes_are_looked_at_only_when_asked(
     shown = capsys.readouterr().out
     assert "test      " in shown
     assert "probabilities, test, first 5: ECE" in shown
-    assert read_record(finished)["test_looks"] == 1
+    assert read_record(finished)["test_evaluations"] == 1
     assert (tmp_path / "figures" / "ratios.png").stat().st_size > 1000
 
 
@@ -107,7 +108,7 @@ def test_queries_are_paired_with_the_gallery(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where no two queries are of one class, as in a set with one query for each."""
-    folders = sorted(Path(read_record(finished)["recipe"]["data"]).iterdir())
+    folders = sorted(Path(read_record(finished)["config"]["data"]["source"]).iterdir())
     lines = ["path,label,split"]
     for place, folder in enumerate(folders):
         for number, path in enumerate(sorted(folder.iterdir())):
@@ -121,7 +122,7 @@ def test_queries_are_paired_with_the_gallery(
     facts = json.loads(capsys.readouterr().out)
     assert list(facts["sets"]) == ["train", "validation", "query × gallery"]
     found = facts["sets"]["query × gallery"]["after"]
-    asked, answered = found["pictures"], found["gallery"]
+    asked, answered = found["images"], found["gallery"]
     assert (asked, found["classes"]) == (len(folders) - 8, len(folders) - 8)
     pairs = found["statistics"]
     assert pairs["positive_pairs"] == answered
@@ -130,16 +131,16 @@ def test_queries_are_paired_with_the_gallery(
     assert checks["query × gallery, first 5"] == 5 * asked
 
 
-def test_a_sample_does_not_replace_what_all_pictures_taught(
+def test_a_sample_does_not_replace_what_all_images_taught(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = json.loads((finished / "calibration.json").read_text())
-    monkeypatch.setattr(measured, "PICTURES", 8)
-    monkeypatch.setattr(measured, "PICTURES_PER_CLASS", 4)
+    monkeypatch.setattr(loss_parameters, "IMAGES", 8)
+    monkeypatch.setattr(loss_parameters, "SAMPLES_PER_CLASS", 4)
     out = tmp_path / "figures"
     assert run(["analyze", str(finished), "--out", str(out)]) == 0
     facts = json.loads((out / "analysis.json").read_text())
-    assert facts["sets"]["validation"]["after"]["pictures"] == 8
+    assert facts["sets"]["validation"]["after"]["images"] == 8
     after = json.loads((finished / "calibration.json").read_text())
     assert sum(after["check"]["counts"]) == sum(before["check"]["counts"])
     line = after["by_query"]["line"]
@@ -147,11 +148,11 @@ def test_a_sample_does_not_replace_what_all_pictures_taught(
     assert facts["reliability"]["validation, halves of classes"] == after["check"]
 
 
-def test_pictures_learned_without_labels_are_no_held_out_classes(
+def test_images_learned_without_labels_are_no_held_out_classes(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All of them were trained on: probabilities learned from them would promise too much."""
-    data, out = str(read_record(finished)["recipe"]["data"]), tmp_path / "run"
+    data, out = str(read_record(finished)["config"]["data"]["source"]), tmp_path / "run"
     assert run(["train", data, *SMALL, "--labels", "none", "--out", str(out)]) == 0
     capsys.readouterr()
     assert run(["analyze", str(out), "--test", "--json"]) == 0
@@ -159,30 +160,30 @@ def test_pictures_learned_without_labels_are_no_held_out_classes(
     facts = json.loads(shown.out)
     assert list(facts["sets"]) == ["train"]
     counts = read_record(finished)["data"]["counts"]
-    pictures = counts["train"]["pictures"] + counts["validation"]["pictures"]
-    assert facts["sets"]["train"]["after"]["pictures"] == pictures
-    assert read_record(out)["test_looks"] == 0
+    images = counts["train"]["images"] + counts["validation"]["images"]
+    assert facts["sets"]["train"]["after"]["images"] == images
+    assert read_record(out)["test_evaluations"] == 0
     assert facts["reliability"] == {}
     assert "no classes were held out" in shown.err
     assert not (out / "calibration.json").exists()
 
 
-def test_every_look_at_test_pictures_is_counted(finished: Path, tmp_path: Path) -> None:
-    """Also by the name of the run's own pictures, and for the run that stands beside it."""
+def test_every_look_at_test_images_is_counted(finished: Path, tmp_path: Path) -> None:
+    """Also by the name of the run's own images, and for the run that stands beside it."""
     other, out = tmp_path / "other", ["--out", str(tmp_path / "figures")]
     shutil.copytree(finished, other)
-    looks = read_record(finished)["test_looks"]
-    data = Path(read_record(finished)["recipe"]["data"])
+    looks = read_record(finished)["test_evaluations"]
+    data = Path(read_record(finished)["config"]["data"]["source"])
     (tmp_path / "link").symlink_to(data)
     for words in ([str(data)], [str(tmp_path / "link")], ["--test", "--compare", str(other)]):
         assert run(["analyze", str(finished), *words, *out]) == 0
-    assert read_record(finished)["test_looks"] == looks + 3
-    assert read_record(other)["test_looks"] == looks + 1
+    assert read_record(finished)["test_evaluations"] == looks + 3
+    assert read_record(other)["test_evaluations"] == looks + 1
     assert run(["analyze", str(finished), "--compare", str(other), *out]) == 0
     class_folders(tmp_path / "elsewhere")
     assert run(["analyze", str(finished), str(tmp_path / "elsewhere" / "classes"), *out]) == 0
-    assert read_record(finished)["test_looks"] == looks + 3
-    assert read_record(other)["test_looks"] == looks + 1
+    assert read_record(finished)["test_evaluations"] == looks + 3
+    assert read_record(other)["test_evaluations"] == looks + 1
 
 
 def test_without_matplotlib_the_numbers_are_there(
@@ -197,7 +198,7 @@ def test_without_matplotlib_the_numbers_are_there(
     assert run(["analyze", str(finished), "--out", str(out), "--json"]) == 0
     shown = capsys.readouterr()
     facts = json.loads(shown.out)
-    assert facts["sets"]["train"]["after"]["pictures"] > 0
+    assert facts["sets"]["train"]["after"]["images"] > 0
     assert [Path(path).name for path in facts["files"]] == ["analysis.html"]
     first = shown.err.splitlines()[0]
     assert "without figures" in first
@@ -213,9 +214,9 @@ def test_a_run_has_its_name_wherever_one_stands(
     assert f"<title>{finished.name}</title>" in (tmp_path / "analysis.html").read_text()
 
 
-def test_other_pictures(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_images(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (finished / "calibration.json").read_bytes()
-    data = read_record(finished)["recipe"]["data"]
+    data = read_record(finished)["config"]["data"]["source"]
     words = ["analyze", str(finished), data, "--out", str(tmp_path / "figures"), "--json"]
     assert run(words) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -229,10 +230,10 @@ def test_mistakes_are_named(
 ) -> None:
     assert run(["analyze", str(tmp_path / "nowhere")]) == 3
     assert "not the folder of a run" in capsys.readouterr().err
-    words = ["train", "pictures", "--loss", "multi_similarity", "--parameters", "from-data"]
+    words = ["train", "images", "--loss", "multi_similarity", "--parameters", "from-data"]
     assert run(words) == 2
     assert "only the loss cbml" in " ".join(capsys.readouterr().err.split())
-    words = ["train", "pictures", "--parameters", "from-data", "--set", "loss.ratio=products"]
+    words = ["train", "images", "--parameters", "from-data", "--set", "loss.ratio=products"]
     assert run(words) == 2
     shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "loss.ratio and parameters=from-data are two things" in shown
@@ -240,18 +241,17 @@ def test_mistakes_are_named(
 
 def test_near_copies_end_a_default_training_with_a_remedy() -> None:
     from cbml.errors import BadData
-    from cbml.experiments.tools import TOOLS
+    from cbml.runs.loss_parameters import estimate_options
     from tests.bayes.test_analysis import near_copies
 
-    assert TOOLS.estimate is not None
     with pytest.raises(BadData, match=r"near-copies.*--set parameters=given"):
-        TOOLS.estimate(*near_copies())
+        estimate_options(*near_copies())
 
 
 def test_two_processes_estimate_the_constants_of_one(finished: Path, tmp_path: Path) -> None:
-    """Each embeds its half of the pictures; both learn with the constants of the whole."""
+    """Each embeds its half of the images; both learn with the constants of the whole."""
     alone = read_record(finished)
-    words = ["train", str(alone["recipe"]["data"]), *SMALL, "--parameters", "from-data"]
+    words = ["train", str(alone["config"]["data"]["source"]), *SMALL, "--parameters", "from-data"]
     out = tmp_path / "two"
     command = [sys.executable, "-m", "cbml", *words, "--processes", "2", "--out", str(out)]
     subprocess.run(command, check=True, capture_output=True)
@@ -260,5 +260,5 @@ def test_two_processes_estimate_the_constants_of_one(finished: Path, tmp_path: P
         for name, number in alone["parameters"][part].items():
             expected = pytest.approx(number, rel=1e-4) if isinstance(number, float) else number
             assert both["parameters"][part][name] == expected, name
-    assert both["parameters"]["pictures"] == alone["parameters"]["pictures"]
+    assert both["parameters"]["images"] == alone["parameters"]["images"]
     assert MatchProbability.load(out / "calibration.json").positives > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cbml.cli import main
-from cbml.experiments import demo
+from cbml.runs import demo
 
 WORDS = [sys.executable, "-m", "cbml", "demo", "--out", "demo", "--steps", "6"]
 
@@ -25,10 +25,10 @@ def test_the_demo_goes_on_after_ctrl_c_and_is_shown_again(tmp_path: Path) -> Non
                 child.send_signal(signal.SIGINT)
         child.wait()
     assert child.returncode == 130
-    assert heard[-1].endswith("go on with:  cbml demo --out demo --steps 6\n")
+    assert heard[-1].endswith("resume with:  cbml demo --out demo --steps 6\n")
     done = subprocess.run(WORDS, cwd=tmp_path, check=True, capture_output=True, text=True)
     lines = done.stdout.splitlines()
-    assert "5,791 pictures of 844 classes never seen in training" in lines[0]
+    assert "5,791 images of 844 classes never seen in training" in lines[0]
     assert lines[1] == "All of it in one page:  demo/report.html"
     assert [line.split()[:2] for line in lines[3:]] == [
         ["cbml", "serve"],
@@ -67,4 +67,4 @@ def test_the_way_to_go_on_can_be_copied_whatever_the_folder_is_called(
         main(["demo", "--out", "my demo", "--steps", "6"])
     assert end.value.code == 130
     told = capsys.readouterr().err
-    assert told.endswith("go on with:  cbml demo --out 'my demo' --steps 6\n")
+    assert told.endswith("resume with:  cbml demo --out 'my demo' --steps 6\n")

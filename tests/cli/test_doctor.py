@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cbml
-from cbml.cli.findings import examine
+from cbml.runs import examine
 
 METADATA = """\
 Metadata-Version: 2.4
@@ -46,6 +46,15 @@ def test_a_sound_installation_is_described_and_ends_well(tmp_path: Path) -> None
     assert firsts == [*kinds, "sets", "weights", "cache", "all"]
     assert f"{cbml.__version__} in {Path(cbml.__file__).parent}" in lines[0]
     assert max(len(line) for line in lines if "/" not in line) <= 100
+
+
+def test_the_instruction_sets_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    words = "DEFAULT, ATEN_CPU_CAPABILITY=default, MKL_CBWR=COMPATIBLE"
+    assert f"instruction sets: {words}" in doctor(folder=tmp_path).stdout
+    machine = json.loads(doctor("--json", folder=tmp_path).stdout)["machine"]
+    assert machine["instruction_sets"].startswith(words)
 
 
 @pytest.fixture

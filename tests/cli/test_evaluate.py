@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from cbml.cli import main
-from cbml.files import write_json
 from cbml.models import Embedder, find_backbone
-from cbml.training import Recipe, read_record
+from cbml.runs import RunConfig
+from cbml.training import read_record, update_record
 from tests.training.small import class_folders
 
 
@@ -20,12 +20,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """A run folder as `cbml train` would leave it, without the training."""
-    root = class_folders(tmp_path / "pictures")
+    root = class_folders(tmp_path / "images")
     run = tmp_path / "run"
     preprocessing = find_backbone("conv4").preprocessing.with_crop(16)
     Embedder("conv4", dim=8, preprocessing=preprocessing).save(run / "model")
-    recipe = Recipe(data=str(root), backbone="conv4", crop=16, dim=8, validation=0.4)
-    write_json(run / "run.json", {"recipe": recipe.as_dict(), "test_looks": 0})
+    model = {"backbone": "conv4", "crop": 16, "dim": 8}
+    config = RunConfig({"source": str(root), "validation": 0.4}, model=model)
+    update_record(run, {"config": config.as_dict(), "test_evaluations": 0})
     return run
 
 
@@ -40,7 +41,9 @@ def report(finished: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_only_test_looks_are_counted(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_test_evaluations_are_counted(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words, split, looks in (
         ([], "validation", 0),
         (["--split", "train"], "train", 0),
@@ -54,33 +57,33 @@ def test_only_test_looks_are_counted(finished: Path, capsys: pytest.CaptureFixtu
         assert answer["conditions"]["kmeans_attempts"] == 1
         assert answer["conditions"]["queries"] > 0
         assert ("test classes" in report(finished)) == (looks > 0)
-        assert read_record(finished)["test_looks"] == looks
+        assert read_record(finished)["test_evaluations"] == looks
     seen = read_record(finished)["test_conditions"]
     settings = {"kmeans_seed": 0, "kmeans_iterations": 20, "kmeans_attempts": 1}
     assert {name: seen[name] for name in settings} == settings
     assert run(["evaluate", str(finished), "--split", "all"]) == 0
-    assert read_record(finished)["test_looks"] == 3
-    data = read_record(finished)["recipe"]["data"]  # the same pictures by another way
+    assert read_record(finished)["test_evaluations"] == 3
+    data = read_record(finished)["config"]["data"]["source"]  # the same images by another way
     assert run(["evaluate", str(finished), data]) == 0
-    assert read_record(finished)["test_looks"] == 4
+    assert read_record(finished)["test_evaluations"] == 4
 
 
-def test_other_pictures_are_scored_whole(
+def test_other_images_are_scored_whole(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = read_record(finished)["recipe"]["data"]
+    data = read_record(finished)["config"]["data"]["source"]
     assert run(["evaluate", str(finished), data]) == 0
     out = capsys.readouterr().out
     assert out.startswith("recall@1 ")
-    pictures = int(out.partition("gallery: ")[2].split()[0])
+    images = int(out.partition("gallery: ")[2].split()[0])
     shown = [int(line[7:12]) for line in out.splitlines() if line.startswith("recall@")]
-    assert shown == [k for k in (1, 2, 4, 8, 10, 100, 1000) if k < pictures]
+    assert shown == [k for k in (1, 2, 4, 8, 10, 100, 1000) if k < images]
     assert run(["evaluate", str(finished / "model"), data, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["split"] == "all"
 
 
 def test_mistakes_are_named(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["evaluate", str(finished / "model")]) == 3
-    assert "say which pictures" in capsys.readouterr().err
+    assert "name the images" in capsys.readouterr().err
     assert run(["evaluate", str(finished), "--test", "--split", "train"]) == 2
     assert run(["evaluate", str(finished / "nowhere")]) == 3

@@ -23,7 +23,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, s
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small.pictures(tmp_path_factory.mktemp("pictures"))
+    return small.images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_index(
 ) -> None:
     code, out, _ = run(capsys, "index", saved, files, "--out", tmp_path / "g", "--json")
     done = json.loads(out)
-    assert (code, done["pictures"], done["embedded"], len(done["bad"])) == (0, TOTAL, TOTAL, 1)
+    assert (code, done["images"], done["embedded"], len(done["bad"])) == (0, TOTAL, TOTAL, 1)
     code, out, _ = run(capsys, "index", saved / "model", files, "--out", tmp_path / "g")
     assert code == 0
     assert f"0 embedded, {TOTAL} kept" in out
@@ -100,8 +100,8 @@ def test_search_html_is_one_safe_file(capsys: pytest.CaptureFixture[str], tmp_pa
     ("words", "code", "message"),
     [
         (["nowhere", "--id", "0"], 3, "no such gallery"),
-        (["{gallery}"], 2, "give a picture"),
-        (["{gallery}", "--id", "99999"], 3, "picture 99999: not in this gallery"),
+        (["{gallery}"], 2, "give an image"),
+        (["{gallery}", "--id", "99999"], 3, "image 99999: not in this gallery"),
         (["{gallery}", "missing.png"], 3, "missing.png: cannot be opened"),
         (["{gallery}", "--id", "0", "--k", "0"], 3, "k must be from 1"),
         (["{gallery}", "--id", "0", "--min-probability", "0.5"], 3, "from a run that has one"),
@@ -119,7 +119,7 @@ def test_embed(
     capsys: pytest.CaptureFixture[str], saved: Path, files: Path, tmp_path: Path
 ) -> None:
     code, out, _ = run(capsys, "embed", saved, files, "--out", tmp_path / "v.npz", "--json")
-    assert (code, json.loads(out)["pictures"]) == (0, TOTAL)
+    assert (code, json.loads(out)["images"]) == (0, TOTAL)
     with np.load(tmp_path / "v.npz") as arrays:
         vectors, names, labels = arrays["vectors"], arrays["names"], arrays["labels"]
         assert set(arrays) == {"vectors", "paths", "names", "labels"}
@@ -156,7 +156,7 @@ def test_a_gallery_in_milvus_lite_is_the_same(
     assert not list((tmp_path / "g").glob("index-*"))
     with Gallery(gallery) as here, Gallery(tmp_path / "g") as there:
         for number in (0, 9, 30):
-            answers = [one.search(one.picture_query(number)) for one in (here, there)]
+            answers = [one.search(one.image_query(number)) for one in (here, there)]
             ids = [[result.id for result in answer.results] for answer in answers]
             assert ids[0] == ids[1]
     code, _, errors = run(capsys, "index", saved, files, "--out", gallery, "--store", store)

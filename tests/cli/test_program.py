@@ -38,9 +38,9 @@ def run(body: str, *words: str) -> subprocess.CompletedProcess[str]:
     [
         ("print('fine')", 0, ""),
         (
-            "raise errors.BadData('7.jpg: not a picture')",
+            "raise errors.BadData('7.jpg: not an image')",
             3,
-            "cbml: 7.jpg: not a picture\n",
+            "cbml: 7.jpg: not an image\n",
         ),
         ("raise errors.DamagedFile('model: altered')", 4, "cbml: model: altered\n"),
         ("raise ValueError('crop must be positive')", 1, "cbml: crop must be positive\n"),

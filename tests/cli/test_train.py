@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from cbml.cli import main
-from cbml.files import write_json
-from cbml.training import read_metrics, read_record, recipe_for, with_overrides
+from cbml.runs import RunConfig
+from cbml.training import read_metrics, read_record, update_record
 from tests.training.small import class_folders
 
 SMALL = [
     *("--backbone", "conv4", "--crop", "16", "--steps", "4"),
-    *("--set", "dim=8", "--set", "classes_per_batch=3", "--set", "pictures_per_class=3"),
+    *("--set", "dim=8", "--set", "classes_per_batch=3", "--set", "samples_per_class=3"),
     *("--set", "validate_every=2", "--set", "checkpoint_every=2"),
 ]
 PROGRAM = [sys.executable, "-c", "from cbml.cli import main; main()"]
@@ -31,7 +31,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return class_folders(tmp_path / "pictures")
+    return class_folders(tmp_path / "images")
 
 
 def run(words: list[str]) -> int:
@@ -45,7 +45,7 @@ def test_a_run_writes_all_it_promises(
 ) -> None:
     out = tmp_path / "run"
     bad = folder / "0" / "broken.png"
-    bad.write_bytes(b"no picture")
+    bad.write_bytes(b"no image")
     words = [str(folder), *SMALL, "--out", str(out), "--set", "bad_limit=0.9", "--json", "--test"]
     assert run(["train", *words]) == 0
     printed = capsys.readouterr()
@@ -55,8 +55,8 @@ def test_a_run_writes_all_it_promises(
     assert 0 <= answer["test"]["recall@1"] <= 1
     assert "learning rates: backbone 0.0001, head 0.0001" in printed.err
     record = read_record(out)
-    assert record["test_looks"] == 1
-    assert record["recipe"]["data"] == str(folder)
+    assert record["test_evaluations"] == 1
+    assert record["config"]["data"]["source"] == str(folder)
     assert len([line for line in read_metrics(out) if "validation" in line]) == 3
     for name in ("model/manifest.json", "checkpoints/step-000000004/manifest.json"):
         assert (out / name).exists()
@@ -66,15 +66,15 @@ def test_a_run_writes_all_it_promises(
     assert run(["train", *words]) == 3, "a run is not overwritten"
 
 
-def test_pictures_that_cannot_be_read_are_listed_and_said(
+def test_images_that_cannot_be_read_are_listed_and_said(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     for place in folder.iterdir():
-        (place / "broken.png").write_bytes(f"no picture {place.name}".encode())
+        (place / "broken.png").write_bytes(f"no image {place.name}".encode())
     words = [*SMALL, "--steps", "30", "--out", str(out), "--set", "bad_limit=0.9"]
     assert run(["train", str(folder), *words]) == 0
-    assert f"some pictures cannot be read: {out / 'bad_images.csv'}" in capsys.readouterr().out
+    assert f"some images cannot be read: {out / 'bad_images.csv'}" in capsys.readouterr().out
     assert "broken.png" in (out / "bad_images.csv").read_text()
 
 
@@ -117,7 +117,7 @@ def test_signals_name_the_way_on_and_resume_finishes(
     error = child.communicate(timeout=60)[1]
     assert child.returncode == 128 + number
     last = error.strip().splitlines()[-1]
-    assert last.endswith(f"go on with:  cbml train --resume {out}")
+    assert last.endswith(f"resume with:  cbml train --resume {out}")
     steps = max(line["step"] for line in read_metrics(out)) + 2
     assert run(["train", "--resume", str(out), "--steps", str(steps)]) == 0
     assert read_record(out)["steps_done"] == steps
@@ -140,11 +140,11 @@ def test_a_small_folder_trains_without_validation(
     out = tmp_path / "run"
     assert run(["train", str(small_folder(folder, classes)), *OPEN, "--out", str(out)]) == 0
     said = capsys.readouterr().err
-    assert f"a batch has {classes} classes with 8 pictures each" in said
+    assert f"a batch has {classes} classes with 8 images each" in said
     assert "too few to hold some out for validation" in said
     record = read_record(out)
-    assert record["recipe"]["classes_per_batch"] == classes
-    assert record["recipe"]["pictures_per_class"] == 8
+    assert record["config"]["training"]["classes_per_batch"] == classes
+    assert record["config"]["training"]["samples_per_class"] == 8
     assert any("validation" in note for note in record["data"]["notes"])
     assert run(["evaluate", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["split"] == "train"
@@ -158,11 +158,11 @@ def test_a_folder_that_cannot_train_names_the_remedy(
     (tmp_path / "empty").mkdir()
     explicit = ["--set", "classes_per_batch=15"]
     for data, words, message in [
-        (folder / "0", [], "pictures without class folders or labels"),
+        (folder / "0", [], "images without class folders or labels"),
         (folder / "0", [], "--labels none"),
-        (tmp_path / "empty", [], "no pictures found"),
+        (tmp_path / "empty", [], "no images found"),
         (small_folder(folder, 2), explicit, "--set classes_per_batch=2"),
-        (small_folder(folder, 1), [], "1 class to train on, and two are the least"),
+        (small_folder(folder, 1), [], "put each class into a folder of its own"),
     ]:
         assert run(["train", str(data), *OPEN, *words, "--out", str(tmp_path / "run")]) == 3
         assert message in capsys.readouterr().err
@@ -174,11 +174,11 @@ def test_a_run_without_a_model_says_how_to_get_one(
 ) -> None:
     out = tmp_path / "run"
     (out / "checkpoints").mkdir(parents=True)
-    recipe = with_overrides(recipe_for(str(folder)), ["backbone=conv4", "crop=16", "dim=8"])
-    write_json(out / "run.json", {"recipe": recipe.as_dict()})
+    config = RunConfig(str(folder), model={"backbone": "conv4", "crop": 16, "dim": 8})
+    update_record(out, {"config": config.as_dict()})
     more = [str(folder), "--out", str(tmp_path / "x.npz")] if verb in ("index", "embed") else []
     assert run([verb, str(out), *more]) == 3
-    wanted = f"{out}: has no trained model yet; go on with: cbml train --resume {out}"
+    wanted = f"{out}: has no trained model yet; resume with: cbml train --resume {out}"
     assert wanted in capsys.readouterr().err
 
 
@@ -197,7 +197,7 @@ def test_two_processes_end_where_one_does(folder: Path, tmp_path: Path) -> None:
     losses = []
     for count in ("1", "2"):
         out = tmp_path / count
-        small = [*SMALL, "--set", "pictures_per_class=4", "--set", "batch_norm=frozen_statistics"]
+        small = [*SMALL, "--set", "samples_per_class=4", "--set", "batch_norm=frozen_statistics"]
         words = ["train", str(folder), *small, "--out", str(out), "--processes", count]
         subprocess.run([*PROGRAM, *words], check=True, timeout=200)
         losses.append([line["loss"] for line in read_metrics(out) if "loss" in line])

@@ -1,4 +1,4 @@
-"""Pictures of every kind that people have, with what a person would see in each."""
+"""Images of every kind that people have, with what a person would see in each."""
 
 import io
 import struct
@@ -59,9 +59,9 @@ def chunk(name: bytes, content: bytes) -> bytes:
     )
 
 
-def png(rows: list[bytes], width: int, depth: int, colour: int, extra: bytes = b"") -> bytes:
+def png(rows: list[bytes], width: int, depth: int, color: int, extra: bytes = b"") -> bytes:
     """A PNG written by hand, for the kinds that Pillow cannot write."""
-    header = struct.pack(">IIBBBBB", width, len(rows), depth, colour, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, len(rows), depth, color, 0, 0, 0)
     body = zlib.compress(b"".join(b"\0" + row for row in rows))
     return (
         b"\x89PNG\r\n\x1a\n"
@@ -83,8 +83,8 @@ def bomb(side: int) -> bytes:
 
 RAMP16 = np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (8, 1))
 RAMP8 = np.repeat(np.rint(RAMP16 / 257).astype(np.uint8)[:, :, None], 3, axis=2)
-GREY = np.tile(np.arange(0, 256, 4, dtype=np.uint8), (8, 1))
-GREY3 = np.repeat(GREY[:, :, None], 3, axis=2)
+GRAY = np.tile(np.arange(0, 256, 4, dtype=np.uint8), (8, 1))
+GRAY3 = np.repeat(GRAY[:, :, None], 3, axis=2)
 HALF = np.full((32, 48), 128, dtype=np.uint8)
 HALF[:, 24:] = 0  # the left half half-transparent, the right half wholly
 
@@ -95,8 +95,8 @@ def on_white(pixels: Pixels, alpha: Pixels) -> Pixels:
 
 
 RGBA = np.dstack([UPRIGHT, HALF])
-GREY_ALPHA = np.dstack([GREY, np.where(GREY > 100, 0, 255).astype(np.uint8)])
-GREY_ALPHA_SEEN = np.where((GREY > 100)[:, :, None], WHITE, GREY3).astype(np.uint8)
+GRAY_ALPHA = np.dstack([GRAY, np.where(GRAY > 100, 0, 255).astype(np.uint8)])
+GRAY_ALPHA_SEEN = np.where((GRAY > 100)[:, :, None], WHITE, GRAY3).astype(np.uint8)
 CMYK = np.zeros((8, 8, 4), dtype=np.uint8)
 CMYK[:4, :, 0] = 255  # cyan above, magenta below
 CMYK[4:, :, 1] = 255
@@ -146,8 +146,8 @@ def flipped_bit(content: bytes, place: int) -> bytes:
     return bytes(changed)
 
 
-def with_colour_key(rows: list[bytes], width: int, colour: int, key: bytes) -> bytes:
-    return png(rows, width, 8, colour, chunk(b"tRNS", key))
+def with_color_key(rows: list[bytes], width: int, color: int, key: bytes) -> bytes:
+    return png(rows, width, 8, color, chunk(b"tRNS", key))
 
 
 KEYED = np.where((UPRIGHT[0, 0] == UPRIGHT).all(axis=2)[:, :, None], WHITE, UPRIGHT)
@@ -160,8 +160,8 @@ SEEN: dict[str, tuple[bytes, Pixels, int]] = {
     "EXIF turn in WebP": (turned(8, "WEBP", lossless=True), UPRIGHT, 0),
     "EXIF turn in TIFF": (turned(3, "TIFF"), UPRIGHT, 0),
     "EXIF damaged": (damaged_exif(), UPRIGHT, 12),
-    "16-bit grey PNG": (png(wide(RAMP16), 64, 16, 0), RAMP8, 1),
-    "16-bit grey TIFF": (written(Image.fromarray(RAMP16), "TIFF"), RAMP8, 1),
+    "16-bit gray PNG": (png(wide(RAMP16), 64, 16, 0), RAMP8, 1),
+    "16-bit gray TIFF": (written(Image.fromarray(RAMP16), "TIFF"), RAMP8, 1),
     "16-bit RGB PNG": (png(wide(np.repeat(RAMP16, 3, axis=1)), 64, 16, 2), RAMP8, 1),
     "16-bit RGBA PNG": (
         png(
@@ -170,23 +170,23 @@ SEEN: dict[str, tuple[bytes, Pixels, int]] = {
         RAMP8,
         1,
     ),
-    "16-bit grey and alpha PNG": (
+    "16-bit gray and alpha PNG": (
         png(wide(np.dstack([RAMP16, np.full_like(RAMP16, 65535)]).reshape(8, -1)), 64, 16, 4),
         RAMP8,
         1,
     ),
     "CMYK JPEG": (written(Image.frombytes("CMYK", (8, 8), CMYK.tobytes()), "JPEG"), CMYK_SEEN, 12),
     "CMYK TIFF": (written(Image.frombytes("CMYK", (8, 8), CMYK.tobytes()), "TIFF"), CMYK_SEEN, 0),
-    "grey PNG": (written(Image.fromarray(GREY), "PNG"), GREY3, 0),
-    "grey JPEG": (written(Image.fromarray(GREY), "JPEG", quality=98), GREY3, 6),
-    "grey with alpha": (
-        written(Image.frombytes("LA", (64, 8), GREY_ALPHA.tobytes()), "PNG"),
-        GREY_ALPHA_SEEN,
+    "gray PNG": (written(Image.fromarray(GRAY), "PNG"), GRAY3, 0),
+    "gray JPEG": (written(Image.fromarray(GRAY), "JPEG", quality=98), GRAY3, 6),
+    "gray with alpha": (
+        written(Image.frombytes("LA", (64, 8), GRAY_ALPHA.tobytes()), "PNG"),
+        GRAY_ALPHA_SEEN,
         0,
     ),
-    "grey with a transparent value": (
-        with_colour_key([row.tobytes() for row in GREY], 64, 0, struct.pack(">H", 0)),
-        np.where((GREY == 0)[:, :, None], WHITE, GREY3).astype(np.uint8),
+    "gray with a transparent value": (
+        with_color_key([row.tobytes() for row in GRAY], 64, 0, struct.pack(">H", 0)),
+        np.where((GRAY == 0)[:, :, None], WHITE, GRAY3).astype(np.uint8),
         0,
     ),
     "palette": (palette(False), PALETTE_SEEN, 0),
@@ -197,8 +197,8 @@ SEEN: dict[str, tuple[bytes, Pixels, int]] = {
     "RGBA PNG": (saved(RGBA, "PNG"), on_white(UPRIGHT, HALF), 1),
     "RGBA WebP": (saved(RGBA, "WEBP", lossless=True, exact=True), on_white(UPRIGHT, HALF), 1),
     "RGBA TIFF": (saved(RGBA, "TIFF"), on_white(UPRIGHT, HALF), 1),
-    "RGB with a transparent colour": (
-        with_colour_key(
+    "RGB with a transparent color": (
+        with_color_key(
             [row.tobytes() for row in UPRIGHT], 48, 2, struct.pack(">HHH", *UPRIGHT[0, 0].tolist())
         ),
         KEYED,
@@ -213,7 +213,7 @@ SEEN: dict[str, tuple[bytes, Pixels, int]] = {
     ),
     "PNG animated": (animated("PNG"), UPRIGHT, 0),
     "WebP animated": (animated("WEBP", lossless=True), UPRIGHT, 0),
-    "WebP": (saved(GREY3, "WEBP", quality=95), GREY3, 8),
+    "WebP": (saved(GRAY3, "WEBP", quality=95), GRAY3, 8),
     "TIFF of two pages": (animated("TIFF"), UPRIGHT, 0),
     "TIFF with LZW": (saved(UPRIGHT, "TIFF", compression="tiff_lzw"), UPRIGHT, 0),
     "BMP": (saved(UPRIGHT, "BMP"), UPRIGHT, 0),
@@ -230,22 +230,22 @@ SEEN: dict[str, tuple[bytes, Pixels, int]] = {
 # name -> (bytes, what the refusal says)
 REFUSED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "empty file"),
-    "HTML": (b"<!DOCTYPE html><html><body>404 Not Found</body></html>", "not a picture"),
-    "text": (b"plain words " * 50, "not a picture"),
-    "zeros": (bytes(5_000), "not a picture"),
+    "HTML": (b"<!DOCTYPE html><html><body>404 Not Found</body></html>", "not an image"),
+    "text": (b"plain words " * 50, "not an image"),
+    "zeros": (bytes(5_000), "not an image"),
     "JPEG truncated": (saved(NOISE, "JPEG")[:2_000], "damaged"),
     "PNG truncated": (saved(NOISE, "PNG")[:5_000], "damaged"),
     "GIF truncated": (saved(NOISE, "GIF")[:2_000], "damaged"),
-    "WebP truncated": (saved(NOISE, "WEBP")[:1_000], "damaged|not a picture"),
+    "WebP truncated": (saved(NOISE, "WEBP")[:1_000], "damaged|not an image"),
     "BMP truncated": (saved(NOISE, "BMP")[:5_000], "damaged"),
     "PNG with a changed byte": (flipped_bit(saved(NOISE, "PNG"), 3_000), "damaged"),
-    "JPEG header alone": (saved(NOISE, "JPEG")[:20], "damaged|not a picture"),
+    "JPEG header alone": (saved(NOISE, "JPEG")[:20], "damaged|not an image"),
     "too many pixels": (bomb(9_000), "above 64000000 pixels"),
     "far too many pixels": (bomb(40_000), "above 64000000 pixels"),
     "floating point": (written(Image.new("F", (4, 4), 0.5), "TIFF"), "floating-point"),
-    "32-bit grey": (written(Image.new("I", (4, 4), 1 << 20), "TIFF"), "32-bit grey"),
-    "icon, not on the list": (written(Image.new("RGB", (16, 16)), "ICO"), "not a picture"),
-    "PPM, not on the list": (written(Image.new("RGB", (16, 16)), "PPM"), "not a picture"),
-    "PDF": (b"%PDF-1.4\n1 0 obj\n", "not a picture"),
-    "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+    "32-bit gray": (written(Image.new("I", (4, 4), 1 << 20), "TIFF"), "32-bit gray"),
+    "icon, not on the list": (written(Image.new("RGB", (16, 16)), "ICO"), "not an image"),
+    "PPM, not on the list": (written(Image.new("RGB", (16, 16)), "PPM"), "not an image"),
+    "PDF": (b"%PDF-1.4\n1 0 obj\n", "not an image"),
+    "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
 }

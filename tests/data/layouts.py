@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 from scipy.io import savemat
 
-from cbml.data.catalogue.layouts import packaged
+from cbml.data.discovery import packaged_text
 
-CAR_NAMES = packaged("cars_classes.txt").splitlines()
+CAR_NAMES = packaged_text("cars_classes.txt").splitlines()
 CUB_CLASSES = {
-    name: int(pictures)
-    for name, pictures in (row.split(",") for row in packaged("cub_classes.csv").splitlines()[1:])
+    name: int(images)
+    for name, images in (
+        row.split(",") for row in packaged_text("cub_classes.csv").splitlines()[1:]
+    )
 }
 
 
@@ -26,9 +28,9 @@ def touch(paths: Iterable[Path]) -> None:
         os.mknod(os.path.join(folder, name))  # one call; Path.touch takes three
 
 
-def spread(pictures: int, classes: int) -> list[int]:
-    """So many pictures over so many classes, as evenly as it goes."""
-    return [pictures // classes + (number < pictures % classes) for number in range(classes)]
+def spread(images: int, classes: int) -> list[int]:
+    """So many images over so many classes, as evenly as it goes."""
+    return [images // classes + (number < images % classes) for number in range(classes)]
 
 
 CAR_SIZES = spread(8_054, 98) + spread(8_131, 98)
@@ -52,7 +54,7 @@ def cub_official(root: Path, sizes: dict[str, int] | None = None) -> Path:
 
 
 def cub_folders(root: Path, *, numbered: bool = True, above: tuple[str, ...] = ("",)) -> Path:
-    """A folder for each class; with two names `above`, its pictures are shared among them."""
+    """A folder for each class; with two names `above`, its images are shared among them."""
     touch(
         root / above[number % len(above)] / (name if numbered else name[4:]) / f"{number}.jpg"
         for name, count in CUB_CLASSES.items()
@@ -71,7 +73,7 @@ def annotations(rows: list[dict[str, object]]) -> np.ndarray:
 
 
 def car_rows(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Number of the picture and class, in an order that is not the order of the classes."""
+    """Number of the image and class, in an order that is not the order of the classes."""
     labels = [label for label, size in enumerate(sizes, start=1) for _ in range(size)]
     mixed = np.random.default_rng(0).permutation(labels)
     return list(enumerate(mixed.tolist(), start=1))
@@ -149,7 +151,7 @@ INSHOP = [
 def inshop_official(
     root: Path,
     *,
-    pictures: str = "",
+    images: str = "",
     lists: str = "Eval",
     parts: Sequence[tuple[str, int, int, int]] = INSHOP,
 ) -> Path:
@@ -164,7 +166,7 @@ def inshop_official(
     (root / lists / "list_eval_partition.txt").write_text(
         f"{len(rows)}\nimage_name item_id evaluation_status\n{text}"
     )
-    touch(root / pictures / path for path, _, _ in rows)
+    touch(root / images / path for path, _, _ in rows)
     return root
 
 

@@ -202,7 +202,7 @@ CONTENT = {"set/a/1.jpg": os.urandom(70_000), "set/b/ü 2.jpg": b"", "set/b/3.jp
 
 @pytest.mark.parametrize("suffix", ["tgz", "tar", "tar.gz", "tar.bz2", "tar.xz", "zip"])
 def test_honest_archives_come_out_whole(suffix: str, tmp_path: Path) -> None:
-    archive = tmp_path / f"pictures.{suffix}"
+    archive = tmp_path / f"images.{suffix}"
     if suffix == "zip":
         with zipfile.ZipFile(archive, "w") as opened:
             opened.mkdir("set")
@@ -223,7 +223,7 @@ def test_an_archive_is_unpacked_once_and_again_when_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
-    archive = tmp_path / "pictures.zip"
+    archive = tmp_path / "images.zip"
     zip_with("a.jpg")(archive)
     first = folder_of(archive)
     assert folder_of(archive) == first
@@ -243,7 +243,7 @@ print(folder_of(Path(sys.argv[1])))
 
 
 def test_a_killed_unpacking_leaves_nothing_half_done(tmp_path: Path) -> None:
-    archive = tmp_path / "pictures.tgz"
+    archive = tmp_path / "images.tgz"
     content = {f"set/{number}.jpg": os.urandom(2_000) for number in range(3_000)}
     tar_with(*((entry(name), data) for name, data in content.items()))(archive)
     environment = {**os.environ, "CBML_CACHE": str(tmp_path / "cache")}
@@ -260,3 +260,30 @@ def test_a_killed_unpacking_leaves_nothing_half_done(tmp_path: Path) -> None:
     found = subprocess.run(command, capture_output=True, env=environment, check=True, text=True)
     assert tree(Path(found.stdout.splitlines()[1])) == content
     assert not list((tmp_path / "cache").rglob("*.part"))
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_every_damaged_byte_of_a_compressed_archive_is_bad_data(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"set.tar.{kind}"
+    with tarfile.open(path, f"w:{kind}") as archive:
+        archive.addfile(entry_of("a/1.png", 3_000), io.BytesIO(bytes(range(250)) * 12))
+    sound = path.read_bytes()
+    refused = 0
+    for place in range(0, len(sound), max(1, len(sound) // 60)):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 0x55]) + sound[place + 1 :])
+        target = tmp_path / f"out{place}"
+        try:
+            extract(path, target)
+        except BadData:
+            refused += 1
+            assert not target.exists()
+    assert refused > 30
+    path.write_bytes(sound[: len(sound) // 2])
+    with pytest.raises(BadData):
+        extract(path, tmp_path / "half")
+
+
+def entry_of(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member

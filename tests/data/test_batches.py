@@ -8,27 +8,31 @@ import numpy as np
 import pytest
 import torch
 
-from cbml.data.ahead import in_order
-from cbml.data.batches import Batch, Batches
-from cbml.data.images import ImageSet
-from cbml.data.packed import pack
-from cbml.data.pictures import BadPictures
-from cbml.data.sampler import ClassBalancedSampler, InOrder
-from cbml.data.transforms import NORMALISATIONS, TestTransform, TrainTransform
+from cbml.data import (
+    Batch,
+    Batches,
+    ClassBalancedSampler,
+    ImageDataset,
+    Normalization,
+    TrainTransform,
+    UnreadableImages,
+    pack,
+    prefetch,
+)
 from cbml.errors import BadData
-from tests.data.pictures import picture_set
+from tests.data.image_files import image_dataset
 
 TRANSFORM = TrainTransform(crop=24)
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
-    return picture_set(tmp_path_factory.mktemp("set"))
+def images(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
+    return image_dataset(tmp_path_factory.mktemp("set"))
 
 
-def sampler(images: ImageSet, **options: int) -> ClassBalancedSampler:
+def sampler(images: ImageDataset, **options: int) -> ClassBalancedSampler:
     return ClassBalancedSampler(
-        images.known_labels, classes_per_batch=4, pictures_per_class=3, seed=7, **options
+        images.known_labels, classes_per_batch=4, samples_per_class=3, seed=7, **options
     )
 
 
@@ -40,7 +44,7 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
     )
 
 
-def test_a_batch_holds_what_the_sampler_names(images: ImageSet) -> None:
+def test_a_batch_holds_what_the_sampler_names(images: ImageDataset) -> None:
     order = sampler(images)
     plan = order.plan(0)
     found = list(Batches(images, order, transform=TRANSFORM))
@@ -52,15 +56,15 @@ def test_a_batch_holds_what_the_sampler_names(images: ImageSet) -> None:
     assert (order.epoch, order.step) == (1, 0)
 
 
-def test_repeats_of_one_picture_are_cropped_differently(tmp_path: Path) -> None:
-    images = picture_set(tmp_path, classes=4, each=1)
+def test_repeats_of_one_image_are_cropped_differently(tmp_path: Path) -> None:
+    images = image_dataset(tmp_path, classes=4, each=1)
     batch = next(iter(Batches(images, sampler(images), transform=TRANSFORM)))
     assert batch.indices[0] == batch.indices[1]
     assert not torch.equal(batch.pixels[0], batch.pixels[1])
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_workers_change_nothing(images: ImageSet, workers: int) -> None:
+def test_workers_change_nothing(images: ImageDataset, workers: int) -> None:
     alone = Batches(images, sampler(images), transform=TRANSFORM)
     helped = Batches(images, sampler(images), transform=TRANSFORM, workers=workers)
     for _ in range(2):
@@ -68,7 +72,7 @@ def test_workers_change_nothing(images: ImageSet, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resume_at_every_step_is_exact(images: ImageSet, workers: int) -> None:
+def test_resume_at_every_step_is_exact(images: ImageDataset, workers: int) -> None:
     expected = [
         batch
         for batches in [Batches(images, sampler(images), transform=TRANSFORM)]
@@ -85,7 +89,7 @@ def test_resume_at_every_step_is_exact(images: ImageSet, workers: int) -> None:
         assert same(seen, expected)
 
 
-def test_ranks_together_see_the_batch_of_one(images: ImageSet) -> None:
+def test_ranks_together_see_the_batch_of_one(images: ImageDataset) -> None:
     whole = list(Batches(images, sampler(images), transform=TRANSFORM))
     parts = [
         list(Batches(images, sampler(images, rank=rank, world_size=3), transform=TRANSFORM))
@@ -98,50 +102,47 @@ def test_ranks_together_see_the_batch_of_one(images: ImageSet) -> None:
     assert same(joined, whole)
 
 
-def test_packed_pictures_give_the_same_batches_as_files(images: ImageSet, tmp_path: Path) -> None:
+def test_packed_images_give_the_same_batches_as_files(images: ImageDataset, tmp_path: Path) -> None:
     """Not only the distribution: every crop is the same, to the bit."""
-    for crop in (24, 20, 40):  # as packed; smaller; larger than the pictures themselves
+    for crop in (24, 20, 40):  # as packed; smaller; larger than the images themselves
         packed = pack(images.paths, tmp_path, short_side=max(27, round(crop * 256 / 227)))
         transform = TrainTransform(crop=crop)
         from_files = list(Batches(images, sampler(images), transform=transform))
         from_pack = list(Batches(images, sampler(images), transform=transform, source=packed))
-        if crop != 20:  # there the packed picture is resized a second time
+        if crop != 20:  # there the packed image is resized a second time
             assert same(from_files, from_pack)
         for one, other in zip(from_files, from_pack, strict=True):
             assert (one.pixels.float() - other.pixels.float()).abs().mean() < 6
 
 
-def test_a_larger_crop_than_packed_is_refused(images: ImageSet, tmp_path: Path) -> None:
+def test_a_larger_crop_than_packed_is_refused(images: ImageDataset, tmp_path: Path) -> None:
     packed = pack(images.paths, tmp_path, short_side=20)
     batches = Batches(images, sampler(images), transform=TRANSFORM, source=packed)
     with pytest.raises(BadData, match="packed with a short side of 20, 27 is needed"):
         next(iter(batches))
 
 
-def test_in_order_and_normalised(images: ImageSet) -> None:
-    unlabelled = ImageSet(images.paths)
+def test_unlabeled_and_normalized(images: ImageDataset) -> None:
+    scaled = Normalization((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    plain = next(iter(Batches(images, sampler(images), transform=TRANSFORM)))
     batches = Batches(
-        unlabelled,
-        InOrder(len(images), batch_size=8),
-        transform=TestTransform(crop=24),
-        normalisation=NORMALISATIONS["imagenet"],
+        ImageDataset(images.paths), sampler(images), transform=TRANSFORM, normalization=scaled
     )
-    found = list(batches)
-    assert torch.cat([batch.indices for batch in found]).tolist() == list(range(len(images)))
-    assert (torch.cat([batch.labels for batch in found]) == -1).all()
-    assert found[0].pixels.dtype == torch.float32
-    assert same(found, list(batches)), "a second pass is the same"
+    batch = next(iter(batches))
+    assert (batch.labels == -1).all()
+    assert batch.pixels.dtype == torch.float32
+    assert torch.allclose(batch.pixels, (plain.pixels / 255 - 0.5) / 0.25, atol=1e-5)
 
 
-def damaged(tmp_path: Path, victims: list[int]) -> ImageSet:
-    images = picture_set(tmp_path / "set")
+def damaged(tmp_path: Path, victims: list[int]) -> ImageDataset:
+    images = image_dataset(tmp_path / "set")
     for victim in victims:
         images.paths[victim].write_bytes(b"<html>not found</html>")
     return images
 
 
 @pytest.mark.parametrize("from_pack", [False, True])
-def test_bad_pictures_are_replaced_counted_and_listed(tmp_path: Path, from_pack: bool) -> None:
+def test_bad_images_are_replaced_counted_and_listed(tmp_path: Path, from_pack: bool) -> None:
     images = damaged(tmp_path, [6, 7, 25])
     source = pack(images.paths, tmp_path / "pack", short_side=27) if from_pack else None
 
@@ -161,7 +162,7 @@ def test_bad_pictures_are_replaced_counted_and_listed(tmp_path: Path, from_pack:
     with (tmp_path / "bad_images.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == [str(images.paths[place]) for place in (6, 7, 25)]
-    assert "not a picture" in rows[0]["reason"]
+    assert "not an image" in rows[0]["reason"]
     shares = [list(batches(rank=rank, world_size=2)) for rank in range(2)]
     joined = [
         Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
@@ -170,7 +171,7 @@ def test_bad_pictures_are_replaced_counted_and_listed(tmp_path: Path, from_pack:
     assert same(joined, passes), "every rank sees the same batches"
 
 
-def test_a_class_without_a_readable_picture_borrows(tmp_path: Path) -> None:
+def test_a_class_without_a_readable_image_borrows(tmp_path: Path) -> None:
     images = damaged(tmp_path, list(range(5, 10)))
     batches = Batches(images, sampler(images), transform=TRANSFORM, bad_limit=0.5)
     for batch in batches:
@@ -178,19 +179,19 @@ def test_a_class_without_a_readable_picture_borrows(tmp_path: Path) -> None:
         assert torch.equal(batch.labels, torch.from_numpy(images.known_labels[batch.indices]))
 
 
-def test_too_many_bad_pictures_stop_the_run(tmp_path: Path) -> None:
+def test_too_many_bad_images_stop_the_run(tmp_path: Path) -> None:
     images = damaged(tmp_path, [1, 2, 3, 4, 11])
-    with pytest.raises(BadData, match=r"3 of 30 pictures cannot be read.*share 0.07"):
+    with pytest.raises(BadData, match=r"3 of 30 images cannot be read.*share 0.07"):
         list(Batches(images, sampler(images), transform=TRANSFORM, bad_limit=0.07))
     with pytest.raises(BadData, match="1 of 30"):
         list(Batches(images, sampler(images), transform=TRANSFORM, bad_limit=0))
     everything = damaged(tmp_path / "all", list(range(30)))
-    with pytest.raises(BadData, match="no picture of the set can be read"):
+    with pytest.raises(BadData, match="no image of the dataset can be read"):
         list(Batches(everything, sampler(everything), transform=TRANSFORM, bad_limit=1))
 
 
-def test_one_bad_picture_never_stops_a_small_set() -> None:
-    bad = BadPictures([Path("a"), Path("b")])
+def test_one_bad_image_never_stops_a_small_set() -> None:
+    bad = UnreadableImages([Path("a"), Path("b")])
     bad.add(0, "damaged")
     with pytest.raises(BadData, match="2 of 2"):
         bad.add(1, "damaged")
@@ -206,7 +207,7 @@ def test_work_ahead_is_in_order_bounded_and_left_at_once(workers: int) -> None:
             raise ValueError("twenty")
         return item * item
 
-    results = in_order(work, range(10**9), workers=workers, ahead=4)
+    results = prefetch(work, range(10**9), workers=workers, ahead=4)
     assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
     assert len(begun) <= 5 + 5
     with pytest.raises(ValueError, match="twenty"):
@@ -214,7 +215,7 @@ def test_work_ahead_is_in_order_bounded_and_left_at_once(workers: int) -> None:
     assert len(begun) <= 21 + 5
 
 
-def test_leaving_a_pass_early_leaves_no_threads(images: ImageSet) -> None:
+def test_leaving_a_pass_early_leaves_no_threads(images: ImageDataset) -> None:
     import threading
 
     batches = Batches(images, sampler(images), transform=TRANSFORM, workers=3)
@@ -222,6 +223,6 @@ def test_leaving_a_pass_early_leaves_no_threads(images: ImageSet) -> None:
     next(iterator)
     iterator.close()  # type: ignore[attr-defined]
     names = [thread.name for thread in threading.enumerate()]
-    assert not any(name.startswith("cbml-ahead") for name in names)
+    assert not any(name.startswith("cbml-prefetch") for name in names)
     assert batches.sampler.step == 1
     assert np.array_equal(next(iter(batches)).indices, sampler(images).plan(0)[1])

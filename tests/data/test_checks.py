@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cbml.data import datasets
-from cbml.data.checks import check, load, recognise
-from cbml.data.images import ImageSet, Splits
+from cbml.data import check, datasets, load, recognize
+from cbml.data.image_dataset import ImageDataset, Splits
 from cbml.data.sheet import contact_sheet
 from cbml.errors import BadData
 from tests.data import layouts
-from tests.data.pictures import picture_set, save_picture
+from tests.data.image_files import image_dataset, save_image
 
 
-def test_every_layout_is_recognised(tmp_path: Path) -> None:
+def test_every_layout_is_recognized(tmp_path: Path) -> None:
     few = dict.fromkeys(layouts.CUB_CLASSES, 1)
     cases = {
         layouts.cub_official(tmp_path / "birds", few): "cub",
@@ -24,27 +23,33 @@ def test_every_layout_is_recognised(tmp_path: Path) -> None:
         layouts.cars_devkit(tmp_path / "two", [1] * 196): "cars",
         layouts.car_folders(tmp_path / "three", [1] * 196, above=("train", "test")): "cars",
         layouts.inshop_official(tmp_path / "shop", parts=[("train", 4, 0, 2)]): "inshop",
-        layouts.imagenet_mini(tmp_path / "net"): "imagenet",
+        layouts.imagenet_mini(tmp_path / "net" / "ILSVRC/Data/CLS-LOC").parents[2]: "imagenet",
+        layouts.imagenet_mini(tmp_path / "thousand", classes=1_000): "imagenet",
+        layouts.imagenet_mini(tmp_path / "few"): "folder",
     }
     (tmp_path / "products").mkdir()
     (tmp_path / "products" / "Ebay_train.txt").touch()
     cases[tmp_path / "products"] = "sop"
-    layouts.touch([tmp_path / "copy" / "images" / "001.Black_footed_Albatross" / "1.jpg"])
-    cases[tmp_path / "copy"] = "cub"
-    picture_set(tmp_path / "own", classes=2, each=1)
+    for root, classes in [
+        ("copy", list(layouts.CUB_CLASSES)),
+        ("resembles", ["002.Laysan_Albatross"]),
+    ]:
+        layouts.touch(tmp_path / root / "images" / name / "1.jpg" for name in classes)
+    cases |= {tmp_path / "copy": "cub", tmp_path / "resembles": "folder"}
+    image_dataset(tmp_path / "own", classes=2, each=1)
     cases[tmp_path / "own"] = "folder"
     cases[tmp_path / "list.csv"] = "table"
     cases[Path("emoji")] = "emoji"
-    assert {path: recognise(path) for path in cases} == cases
-    assert set(cases.values()) == set(datasets.DATASETS)
+    assert {path: recognize(path) for path in cases} == cases
+    assert set(cases.values()) == {*datasets.DATASETS, "folder", "table"}
 
 
 def test_a_report_of_a_troubled_folder(tmp_path: Path) -> None:
     for split, classes in [("train", "abc"), ("test", "de")]:
         for name in classes:
             for number in range(1 + ord(name) - ord("a")):
-                save_picture(tmp_path / split / name / f"{number}.png", ord(name) * 10 + number)
-    (tmp_path / "train" / "b" / "0.png").write_bytes(b"no picture")
+                save_image(tmp_path / split / name / f"{number}.png", ord(name) * 10 + number)
+    (tmp_path / "train" / "b" / "0.png").write_bytes(b"no image")
     original = (tmp_path / "train" / "c" / "0.png").read_bytes()
     (tmp_path / "train" / "c" / "again.png").write_bytes(original)
     leaked = (tmp_path / "train" / "c" / "1.png").read_bytes()
@@ -53,9 +58,9 @@ def test_a_report_of_a_troubled_folder(tmp_path: Path) -> None:
         splits = load(tmp_path)
     calls: list[tuple[int, int]] = []
     report = check(splits, progress=lambda *call: calls.append(call))
-    assert report.recognised == "folder"
+    assert report.recognized == "folder"
     assert [Path(path).name for path, _ in report.bad] == ["0.png"]
-    assert "not a picture" in report.bad[0][1]
+    assert "not an image" in report.bad[0][1]
     assert len(report.duplicates) == 2
     assert [sorted(Path(path).name for path in group) for group in report.across] == [
         ["1.png", "leak.png"]
@@ -66,7 +71,7 @@ def test_a_report_of_a_troubled_folder(tmp_path: Path) -> None:
 
 
 def test_names_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="birds: no such set; known are cub"):
+    with pytest.raises(BadData, match="birds: no such dataset; known are cub"):
         load(tmp_path, "birds")
     with pytest.raises(BadData, match="did you mean inshop"):
         load(tmp_path, "in-shop")
@@ -74,13 +79,13 @@ def test_names_are_checked(tmp_path: Path) -> None:
         load(tmp_path / "missing")
 
 
-def test_a_sheet_shows_pictures_of_each_split(tmp_path: Path) -> None:
-    for split, colour in [("train", (250, 0, 0)), ("test", (0, 0, 250))]:
+def test_a_sheet_shows_images_of_each_split(tmp_path: Path) -> None:
+    for split, color in [("train", (250, 0, 0)), ("test", (0, 0, 250))]:
         for name in "abcdefghi":
             folder = tmp_path / "set" / split / (f"{split}-{name}-with_a_rather long name " * 3)
             folder.mkdir(parents=True)
             for number in range(10):
-                Image.new("RGB", (30 + number, 20), colour).save(folder / f"{number}.png")
+                Image.new("RGB", (30 + number, 20), color).save(folder / f"{number}.png")
             (folder / "0.png").write_bytes(b"broken")
     with pytest.warns(UserWarning, match="both"):
         splits = datasets.folder(tmp_path / "set", validation=0)
@@ -88,7 +93,7 @@ def test_a_sheet_shows_pictures_of_each_split(tmp_path: Path) -> None:
     with Image.open(tmp_path / "sheet.png") as sheet:
         pixels = np.asarray(sheet.convert("RGB")).astype(int)
     half = pixels.shape[0] // 2
-    red, blue = ((pixels == colour).all(axis=2) for colour in [(250, 0, 0), (0, 0, 250)])
+    red, blue = ((pixels == color).all(axis=2) for color in [(250, 0, 0), (0, 0, 250)])
     assert red[:half].sum() > 50_000
     assert blue[half:].sum() > 50_000
     assert not blue[:half].any()
@@ -101,7 +106,7 @@ def test_a_sheet_without_labels_and_with_odd_shapes(tmp_path: Path) -> None:
     for number, shape in enumerate(shapes):
         paths.append(tmp_path / f"{number}.png")
         Image.new("RGB", shape, (0, 99, 0)).save(paths[-1])
-    contact_sheet(Splits(ImageSet(tuple(paths)), ImageSet(())), tmp_path / "sheet.png")
+    contact_sheet(Splits(ImageDataset(tuple(paths)), ImageDataset(())), tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.height < 300
 
@@ -128,11 +133,11 @@ def test_a_bare_name_is_looked_for_where_it_was_put(
     assert str(tmp_path / "data" / "cub") in splits.record["root"]
     assert not len(splits.validation)
     (tmp_path / "cub").mkdir()  # a folder of that name comes first
-    assert recognise("cub") == "folder"
+    assert recognize("cub") == "folder"
 
 
 def test_the_share_of_held_out_classes_is_passed_on(tmp_path: Path) -> None:
-    picture_set(tmp_path / "own", classes=16, each=2)
+    image_dataset(tmp_path / "own", classes=16, each=2)
     sizes = [
         len(load(tmp_path / "own", validation=share).validation.class_names)
         for share in (0.0, 0.25, 0.5)

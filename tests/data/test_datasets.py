@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 
 import cbml
-from cbml.data import catalogue, datasets
-from cbml.data.catalogue.protocol import COUNTS, Found, checked_splits
-from cbml.data.images import Splits
-from cbml.data.splits import Fold
+from cbml.cli import main
+from cbml.data import DatasetSpec, Splits, datasets, load, recognize
+from cbml.data.datasets import DATASETS
+from cbml.data.discovery import Found, class_folders
 from cbml.errors import BadData
 from tests.data import layouts
-from tests.data.pictures import CUB
+from tests.data.image_files import CUB, save_image
 
 Loader = Callable[..., Splits]
 
 
 def exact(name: str, splits: Splits) -> None:
     """The counts of the protocol, no class on both sides, paths that exist, labels in order."""
-    for split, (pictures, classes) in COUNTS[name].items():
+    for split, (count, classes) in DATASETS[name].counts.items():
         images = splits.parts()[split]
-        assert len(images) == pictures
+        assert len(images) == count
         assert len(images.class_names) == classes
         assert len(np.unique(images.known_labels)) == classes
     asked = splits.test or splits.query
@@ -70,16 +70,15 @@ def quick_path(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_every_benchmark_has_a_layout_here() -> None:
-    assert {name for name, _ in LAYOUTS.values()} | {"imagenet", "emoji"} == set(COUNTS)
-    assert set(COUNTS) | {"folder", "table"} == set(datasets.DATASETS)
-    assert set(datasets.DATASETS) | {"DATASETS"} == set(datasets.__all__)
+    assert {name for name, _ in LAYOUTS.values()} | {"imagenet", "emoji"} == set(DATASETS)
+    assert set(DATASETS) < set(datasets.__all__)
     assert cbml.datasets is datasets
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_exact_split(layout: str, quick_path: Path) -> None:
     name, build = LAYOUTS[layout]
-    splits = datasets.DATASETS[name](build(quick_path / "set"), validation=0)
+    splits = DATASETS[name](build(quick_path / "set"), validation=0)
     exact(name, splits)
     assert len(splits.validation) == 0
     assert splits.record["partial"] == []
@@ -102,7 +101,7 @@ def test_layouts_of_cars_agree_on_the_split(tmp_path: Path) -> None:
         assert splits.test.class_sizes().tolist() == sizes[98:]
 
 
-@pytest.mark.skipif(not CUB.is_dir(), reason="needs the real pictures of CUB")
+@pytest.mark.skipif(not CUB.is_dir(), reason="needs the real images of CUB")
 def test_real_cub_has_its_exact_counts() -> None:
     for root in (CUB, CUB / "images", CUB.parent):
         splits = datasets.cub(root, validation=0)
@@ -136,12 +135,12 @@ def test_sop_copies_by_folder(tmp_path: Path) -> None:
         datasets.sop(tmp_path)
 
 
-@pytest.mark.parametrize("places", [{"pictures": "Img"}, {"lists": "."}, {"lists": "./Eval"}])
+@pytest.mark.parametrize("places", [{"images": "Img"}, {"lists": "."}, {"lists": "./Eval"}])
 def test_inshop_wherever_its_list_stands(tmp_path: Path, places: dict[str, str]) -> None:
     parts = [("train", 8, 0, 2), ("query", 4, 2, 2), ("gallery", 5, 2, 2)]
     root = layouts.inshop_official(tmp_path / "set" / "In-shop", parts=parts, **places)
     splits = datasets.inshop(root.parent, validation=0, allow_partial=True)
-    counts = {name: count["pictures"] for name, count in splits.record["counts"].items()}
+    counts = {name: count["images"] for name, count in splits.record["counts"].items()}
     assert counts == {"train": 8, "validation": 0, "query": 4, "gallery": 5}
 
 
@@ -164,12 +163,12 @@ def test_inshop_roles_and_shared_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flat", [False, True])
 def test_imagenet_keeps_queries_apart(tmp_path: Path, flat: bool) -> None:
     layouts.imagenet_mini(tmp_path, flat=flat)
-    with pytest.raises(BadData, match=r"train has 18 pictures of 3 classes, expected 667,289"):
+    with pytest.raises(BadData, match=r"train has 18 images of 3 classes, expected 667,289"):
         datasets.imagenet(tmp_path)
     splits = datasets.imagenet(tmp_path, validation=0, allow_partial=True)
     assert splits.query is not None
     assert splits.gallery is not None
-    # Training classes keep their validation pictures; of the others these are the queries.
+    # Training classes keep their validation images; of the others these are the queries.
     assert (len(splits.train), len(splits.query), len(splits.gallery)) == (18, 6, 12)
     assert all("val" in path.parts for path in splits.query.paths)
     assert not set(splits.train.class_names) & set(splits.query.class_names)
@@ -183,8 +182,10 @@ def test_imagenet_flat_without_answers_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_the_counts_of_imagenet_can_hold() -> None:
-    """Train pictures and validation pictures of 1,000 classes, none above 1,300 to train."""
-    train, query, gallery = (COUNTS["imagenet"][name][0] for name in ("train", "query", "gallery"))
+    """Train images and validation images of 1,000 classes, none above 1,300 to train."""
+    train, query, gallery = (
+        DATASETS["imagenet"].counts[name][0] for name in ("train", "query", "gallery")
+    )
     assert train + gallery == 1_281_167 + 25_000
     assert query == 25_000
     assert 500 * 732 < train - 25_000 < 500 * 1_300 < train
@@ -217,7 +218,7 @@ def test_emoji_drops_what_stands_for_several(tmp_path: Path) -> None:
         for point in (0x1F600, 0x1F601, 0x1F602, 0x1F603):
             content = f"{vendor} {point}"
             if vendor < 2 and point in {0x1F600, 0x1F601}:
-                content = f"{vendor} fills a gap"  # two code points, one picture
+                content = f"{vendor} fills a gap"  # two code points, one image
             if vendor >= 4 and point == 0x1F602:
                 content = "copied from another vendor"
             (folder / f"U+{point:X}.png").write_text(content)
@@ -238,7 +239,7 @@ def test_a_mismatch_lists_what_is_missing(quick_path: Path) -> None:
     with pytest.raises(BadData) as caught:
         datasets.cub(root)
     message = str(caught.value)
-    assert "train has 5,861 pictures of 100 classes, expected 5,864 of 100" in message
+    assert "train has 5,861 images of 100 classes, expected 5,864 of 100" in message
     assert "test has" not in message
     for victim in victims:
         assert victim.name in message
@@ -259,9 +260,9 @@ def test_folder_copies_list_classes_missing_and_extra(quick_path: Path) -> None:
     with pytest.raises(BadData) as caught:
         datasets.cub(root)
     message = str(caught.value)
-    assert "missing: 001.Black_footed_Albatross (1 of 60 pictures), 150.Sage_Thrasher" in message
-    assert "201.Unknown (1 pictures)" in message
-    assert "002.Laysan_Albatross (1 more than 60 pictures)" in message
+    assert "missing: 001.Black_footed_Albatross (1 of 60 images), 150.Sage_Thrasher" in message
+    assert "201.Unknown (1 images)" in message
+    assert "002.Laysan_Albatross (1 more than 60 images)" in message
 
 
 def test_missing_cars_are_named(tmp_path: Path) -> None:
@@ -273,13 +274,13 @@ def test_missing_cars_are_named(tmp_path: Path) -> None:
         datasets.cars(root)
 
 
-@pytest.mark.parametrize("name", sorted(set(COUNTS) - {"emoji"}))
-def test_nothing_recognised_and_nothing_there(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"emoji"}))
+def test_nothing_recognized_and_nothing_there(name: str, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
-    with pytest.raises(BadData, match=f"{name}: nothing recognised in"):
-        datasets.DATASETS[name](tmp_path)
+    with pytest.raises(BadData, match=f"{name}: nothing recognized in"):
+        DATASETS[name](tmp_path)
     with pytest.raises(BadData, match="no such folder or archive"):
-        datasets.DATASETS[name](tmp_path / "missing")
+        DATASETS[name](tmp_path / "missing")
 
 
 def test_damaged_lists_are_named(tmp_path: Path) -> None:
@@ -288,7 +289,7 @@ def test_damaged_lists_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"images.txt: line 2 has 1 columns, not 2"):
         datasets.cub(root)
     (root / "images.txt").write_text("77 a.jpg\n")
-    with pytest.raises(BadData, match="no class from 1 to 200 for picture 77"):
+    with pytest.raises(BadData, match="no class from 1 to 200 for image 77"):
         datasets.cub(root)
     cars = tmp_path / "cars"
     cars.mkdir()
@@ -297,7 +298,7 @@ def test_damaged_lists_are_named(tmp_path: Path) -> None:
         datasets.cars(cars)
 
 
-def test_the_unlabelled_test_list_of_cars_is_explained(tmp_path: Path) -> None:
+def test_the_unlabeled_test_list_of_cars_is_explained(tmp_path: Path) -> None:
     root = layouts.cars_devkit(tmp_path / "set", [1] * 196)
     rows = [{"bbox_x1": 1, "fname": "00001.jpg"}]
     layouts.savemat(
@@ -321,8 +322,6 @@ def test_validation_classes_come_out_of_the_training_classes(quick_path: Path) -
     assert datasets.cub(root, validation=0.1, seed=5).validation.class_names != (
         share.validation.class_names
     )
-    folds = [datasets.cub(root, validation=Fold(number, of=4)).validation for number in range(4)]
-    assert sorted(name for fold in folds for name in fold.class_names) == sorted(names)
     assert datasets.cub(root).record["counts"]["validation"]["classes"] == 20
 
 
@@ -356,12 +355,59 @@ def test_lists_beside_their_archives(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert len(splits.train) == 98
         assert all(path.is_file() for path in splits.train.paths)
     parts = [("train", 8, 0, 2), ("query", 4, 2, 2), ("gallery", 5, 2, 2)]
-    shop = layouts.inshop_official(tmp_path / "shop", parts=parts, pictures="Img")
+    shop = layouts.inshop_official(tmp_path / "shop", parts=parts, images="Img")
     move_into_archive(shop / "Img" / "img", shop / "Img" / "img.zip")
     assert len(datasets.inshop(shop, validation=0, allow_partial=True).train) == 8
 
 
-def test_partial_is_still_an_error_when_nothing_is_there() -> None:
-    with pytest.raises(BadData, match="train has 0 pictures"):
-        checked_splits("cub", Found("x", Path()), validation=0, seed=0, allow_partial=True)
-    assert catalogue.__all__ == []
+def toys(root: Path | str) -> Found:
+    found = Found("toys.txt", Path(root))
+    for name, paths in class_folders(Path(root)).items():
+        found.add_all(paths, name, "train" if name == "balls" else "test")
+    return found
+
+
+TOY = DatasetSpec(
+    name="toy",
+    title="Toys of two kinds",
+    printed_name="Toys",
+    summary="Toys: balls to train, bears to test.",
+    counts={"train": (2, 1), "test": (2, 1)},
+    find=toys,
+    page="https://example.org/toys",
+    markers=(("toys.txt",),),
+    archives=("Toys_2011",),
+)
+
+
+def test_a_new_dataset_is_one_object_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(DATASETS, "toy", TOY)
+    root = tmp_path / "Toys_2011"
+    for name in ("balls", "bears"):
+        for number in range(2):
+            save_image(root / name / f"{number}.png", ord(name[1]) + 1000 * number)
+    (root / "toys.txt").touch()
+    assert recognize(root) == "toy"
+    monkeypatch.setenv("CBML_DATA", str(tmp_path))
+    splits = load("toy", validation=0)
+    assert splits.train.class_names == ("balls",)
+    assert splits.record["dataset"] == "toy"
+    (root / "bears" / "1.png").unlink()
+    with pytest.raises(BadData, match=r"toy: .*test has 1 images of 1 classes, expected 2 of 1"):
+        load(root)
+    for words, expected in [
+        (["list"], "Toys: balls to train, bears to test."),
+        (["list", "--json"], '"counts": {"train": {"images": 2, "classes": 1}'),
+        (["check", "toy"], "test has 1 images of 1 classes, expected 2 of 1"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main(["data", *words])
+        assert not ended.value.code
+        assert expected in capsys.readouterr().out
+
+
+def test_partial_is_still_an_error_when_nothing_is_there(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="test has 0 images"):
+        TOY(tmp_path, allow_partial=True)

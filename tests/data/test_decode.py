@@ -1,4 +1,4 @@
-"""Pictures are read as people see them; what cannot be shown is refused by name."""
+"""Images are read as people see them; what cannot be shown is refused by name."""
 
 import json
 import random
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbml.data.decode import FORMATS, BadPicture, read_picture
+from cbml.data.decode import FORMATS, UnreadableImage, read_image
 from tests.data.kinds import NOISE, REFUSED, SEEN, UPRIGHT, saved
 
 
@@ -17,12 +17,12 @@ from tests.data.kinds import NOISE, REFUSED, SEEN, UPRIGHT, saved
 @pytest.mark.parametrize("name", SEEN)
 def test_seen_as_people_see_it(name: str, tmp_path: Path) -> None:
     content, expected, off = SEEN[name]
-    path = tmp_path / "picture.jpg"  # the extension says nothing: most of these are no JPEG
+    path = tmp_path / "image.jpg"  # the extension says nothing: most of these are no JPEG
     path.write_bytes(content)
     for source in (content, path):
-        picture = read_picture(source)
-        assert picture.mode == "RGB"
-        found = np.asarray(picture)
+        image = read_image(source)
+        assert image.mode == "RGB"
+        found = np.asarray(image)
         assert found.shape == expected.shape
         assert np.abs(found.astype(int) - expected.astype(int)).max() <= off
 
@@ -30,10 +30,10 @@ def test_seen_as_people_see_it(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_by_name(name: str, tmp_path: Path) -> None:
     content, reason = REFUSED[name]
-    path = tmp_path / "picture.jpg"
+    path = tmp_path / "image.jpg"
     path.write_bytes(content)
-    with pytest.raises(BadPicture, match=reason) as caught:
-        read_picture(path)
+    with pytest.raises(UnreadableImage, match=reason) as caught:
+        read_image(path)
     assert caught.value.path == path
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
@@ -46,19 +46,19 @@ def test_the_table_has_its_forty_kinds() -> None:
 
 def test_files_that_are_not_there_or_no_files(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.jpg", tmp_path):
-        with pytest.raises(BadPicture, match="cannot be opened"):
-            read_picture(path)
+        with pytest.raises(UnreadableImage, match="cannot be opened"):
+            read_image(path)
 
 
 def test_the_limit_is_a_parameter_and_comes_before_decoding() -> None:
-    with pytest.raises(BadPicture, match="48 x 32 is above 100 pixels"):
-        read_picture(saved(UPRIGHT, "PNG"), pixel_limit=100)
+    with pytest.raises(UnreadableImage, match="48 x 32 is above 100 pixels"):
+        read_image(saved(UPRIGHT, "PNG"), pixel_limit=100)
 
 
 CHILD = """
 import json, resource, sys, time, warnings
 warnings.simplefilter("ignore")
-from cbml.data.decode import BadPicture, read_picture
+from cbml.data.decode import UnreadableImage, read_image
 import PIL.Image
 for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"): PIL.Image.preinit()
 gigabyte = 1 << 30
@@ -68,9 +68,9 @@ counts = {"read": 0, "refused": 0, "slowest": 0.0}
 for line in sys.stdin:
     began = time.perf_counter()
     try:
-        read_picture(bytes.fromhex(line))
+        read_image(bytes.fromhex(line))
         counts["read"] += 1
-    except BadPicture:
+    except UnreadableImage:
         counts["refused"] += 1
     counts["slowest"] = max(counts["slowest"], time.perf_counter() - began)
 counts["megabytes"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) // 1024
@@ -112,10 +112,10 @@ def check_mutated(count: int) -> None:
     assert counts["megabytes"] < 1_000
 
 
-def test_mutated_pictures_do_no_harm() -> None:
+def test_mutated_images_do_no_harm() -> None:
     check_mutated(600)
 
 
 @pytest.mark.slow
-def test_five_thousand_mutated_pictures_do_no_harm() -> None:
+def test_five_thousand_mutated_images_do_no_harm() -> None:
     check_mutated(5_000)

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from cbml.data import datasets
-from cbml.data.duplicates import same_bytes
-from cbml.data.images import ImageSet, Splits
-from cbml.data.splits import Fold, hold_out
+from cbml.data.discovery import same_bytes
+from cbml.data.image_dataset import ImageDataset, Splits
+from cbml.data.splits import hold_out
 from cbml.errors import BadData
-from tests.data.pictures import picture_set, save_picture
+from tests.data.image_files import image_dataset, save_image
 
 
-def names(images: ImageSet | None) -> set[str]:
+def names(images: ImageDataset | None) -> set[str]:
     assert images is not None
     return set(images.class_names)
 
 
 def test_a_folder_for_each_class(tmp_path: Path) -> None:
-    picture_set(tmp_path, classes=20, each=3)
+    image_dataset(tmp_path, classes=20, each=3)
     splits = datasets.folder(tmp_path)
     assert len(names(splits.test)) == 10
     assert len(names(splits.validation)) == 2
@@ -35,7 +35,7 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     assert not names(splits.validation) & (names(splits.train) | names(splits.test))
     assert splits.record["seed"] == 0
     assert splits.record["layout"] == "a folder for each class"
-    assert splits.record["counts"]["test"] == {"pictures": 30, "classes": 10}
+    assert splits.record["counts"]["test"] == {"images": 30, "classes": 10}
     json.dumps(splits.record)
     again, other = datasets.folder(tmp_path), datasets.folder(tmp_path, seed=1)
     assert names(again.test) == names(splits.test) != names(other.test)
@@ -45,42 +45,38 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
             assert path.parent.name == images.class_names[label]
 
 
-def test_shares_and_folds(tmp_path: Path) -> None:
-    picture_set(tmp_path, classes=12, each=2)
+def test_shares(tmp_path: Path) -> None:
+    image_dataset(tmp_path, classes=12, each=2)
     everything = datasets.folder(tmp_path, test=0, validation=0)
     assert everything.test is None
     assert len(everything.train) == 24
-    folds = [datasets.folder(tmp_path, validation=Fold(n, of=3)).validation for n in range(3)]
-    assert len({name for fold in folds for name in fold.class_names}) == 6
     with pytest.raises(BadData, match="test=1"):
         datasets.folder(tmp_path, test=1)
     with pytest.raises(BadData, match="validation=-1"):
         datasets.folder(tmp_path, validation=-1)
-    with pytest.raises(BadData, match="number must be in"):
-        Fold(3, of=3)
 
 
 def test_nested_classes_keep_their_paths(tmp_path: Path) -> None:
     for kind in ("cats/black", "cats/white", "dogs/black", "dogs/white"):
-        save_picture(tmp_path / kind / "1.jpg", hash(kind) % 100)
+        save_image(tmp_path / kind / "1.jpg", hash(kind) % 100)
     splits = datasets.folder(tmp_path, test=0, validation=0)
     assert splits.train.class_names == ("cats/black", "cats/white", "dogs/black", "dogs/white")
 
 
 def test_folders_above_the_classes_are_passed_over(tmp_path: Path) -> None:
     for split, name in [("train", "a"), ("train", "b"), ("test", "c"), ("test", "d")]:
-        save_picture(tmp_path / "data" / "v2" / split / name / "1.png", ord(name))
+        save_image(tmp_path / "data" / "v2" / split / name / "1.png", ord(name))
     splits = datasets.folder(tmp_path, validation=0)
     assert names(splits.train) == {"a", "b"}
     assert names(splits.test) == {"c", "d"}
-    picture_set(tmp_path / "one" / "more", classes=1)
-    assert len(names(datasets.folder(tmp_path / "one").train)) == 1
+    image_dataset(tmp_path / "one" / "more", classes=1)
+    assert datasets.folder(tmp_path / "one").train.labels is None, "one class is none"
 
 
 def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     for number in range(5):
-        save_picture(tmp_path / f"{number}.JPG", number)
-    (tmp_path / "notes.txt").write_text("not a picture")
+        save_image(tmp_path / f"{number}.JPG", number)
+    (tmp_path / "notes.txt").write_text("not an image")
     splits = datasets.folder(tmp_path)
     assert splits.train.labels is None
     assert len(splits.train) == 5
@@ -93,17 +89,17 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
 def test_stated_splits_are_respected(tmp_path: Path) -> None:
     for split, classes in [("train", "abcdef"), ("Val", "gh"), ("test", "ij")]:
         for name in classes:
-            save_picture(tmp_path / split / name / "1.png", ord(name))
+            save_image(tmp_path / split / name / "1.png", ord(name))
     splits = datasets.folder(tmp_path)
     assert names(splits.train) == set("abcdef")
     assert names(splits.validation) == set("gh")
     assert names(splits.test) == set("ij")
     for name in "ij":
-        save_picture(tmp_path / "query" / name / "2.png", ord(name) + 50)
+        save_image(tmp_path / "query" / name / "2.png", ord(name) + 50)
     with pytest.raises(BadData, match="query and gallery need each other"):
         datasets.folder(tmp_path)
     for name in "ij":
-        save_picture(tmp_path / "gallery" / name / "3.png", ord(name) + 90)
+        save_image(tmp_path / "gallery" / name / "3.png", ord(name) + 90)
     splits = datasets.folder(tmp_path)
     assert splits.query is not None
     assert splits.query.roles == ("query", "query")
@@ -111,11 +107,11 @@ def test_stated_splits_are_respected(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="no pictures found; looked for"):
+    with pytest.raises(BadData, match="no images found; looked for"):
         datasets.folder(tmp_path)
-    picture_set(tmp_path, classes=3)
-    save_picture(tmp_path / "stray.png", 1)
-    with pytest.raises(BadData, match=r"holds 1 pictures beside class folders, such as stray.png"):
+    image_dataset(tmp_path, classes=3)
+    save_image(tmp_path / "stray.png", 1)
+    with pytest.raises(BadData, match=r"holds 1 images beside class folders, such as stray.png"):
         datasets.folder(tmp_path)
     (tmp_path / "text.rtf").write_text("x")
     with pytest.raises(BadData, match="neither a folder nor an archive"):
@@ -124,16 +120,16 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
 
 def test_hidden_files_and_strange_names(tmp_path: Path) -> None:
     for number, name in enumerate(["été 夏", "a b", "-x", "100%", "quote'\"s"]):
-        save_picture(tmp_path / name / "ünï \u202e.jpeg", number)
-        save_picture(tmp_path / name / ".hidden.png", number)
-    save_picture(tmp_path / ".thumbnails" / "1.png", 9)
+        save_image(tmp_path / name / "ünï \u202e.jpeg", number)
+        save_image(tmp_path / name / ".hidden.png", number)
+    save_image(tmp_path / ".thumbnails" / "1.png", 9)
     splits = datasets.folder(tmp_path, test=0, validation=0)
     assert len(splits.train) == 5
     assert "été 夏" in splits.train.class_names
 
 
 def test_links_in_a_circle_end(tmp_path: Path) -> None:
-    picture_set(tmp_path, classes=4, each=1)
+    image_dataset(tmp_path, classes=4, each=1)
     (tmp_path / "class0" / "loop").symlink_to(tmp_path)
     with pytest.raises(BadData, match="folders deep"):
         datasets.folder(tmp_path)
@@ -141,10 +137,10 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
 
 def test_duplicates_across_the_split_are_reported(tmp_path: Path) -> None:
     for split, name in [("train", "a"), ("train", "b"), ("test", "c"), ("test", "d")]:
-        save_picture(tmp_path / split / name / "1.png", ord(name))
+        save_image(tmp_path / split / name / "1.png", ord(name))
     copy = tmp_path / "test" / "c" / "copy.png"
     copy.write_bytes((tmp_path / "train" / "a" / "1.png").read_bytes())
-    with pytest.warns(UserWarning, match="1 files stand both in train and in test"):
+    with pytest.warns(UserWarning, match="1 files are both in train and in test"):
         splits = datasets.folder(tmp_path, validation=0)
     assert splits.record["duplicates_across"]["groups"] == 1
     assert str(copy) in splits.record["duplicates_across"]["examples"][0]
@@ -180,7 +176,7 @@ def write_parquet(path: Path, rows: list[Row]) -> Path:
 
 
 def table_rows(folder: Path, splits: dict[str, str] | None = None) -> list[Row]:
-    images = picture_set(folder, classes=8, each=2)
+    images = image_dataset(folder, classes=8, each=2)
     rows = []
     for path, label in zip(images.paths, images.known_labels.tolist(), strict=True):
         row = {"path": str(path.relative_to(folder)), "label": images.class_names[label]}
@@ -256,7 +252,7 @@ def test_bad_tables_are_named(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     for content, message in [
         (b"", "no column 'path' but nothing"),
-        (b"file,label\na,b\n", "no column 'path' but file, label"),
+        (b"photo,label\na,b\n", "no column 'path' but photo, label"),
         (b"path,label\n", "has no rows"),
         (b"path,label\na\n", "row 1 has 1 values for 2 columns"),
         (b"path\n\xff\xfe\n", "not a UTF-8 CSV table"),
@@ -291,9 +287,9 @@ def test_holding_out_is_a_partition(sizes: list[int], share: float, seed: int) -
     wanted = min(wanted, usable) if usable > 1 else 0
     if classes - wanted < 2 <= classes - 2:
         with pytest.raises(BadData, match="fewer than two would be left"):
-            hold_out(np.array(sizes), validation=share, seed=seed)
+            hold_out(np.array(sizes), share=share, seed=seed)
         return
-    kept, held = hold_out(np.array(sizes), validation=share, seed=seed)
+    kept, held = hold_out(np.array(sizes), share=share, seed=seed)
     assert sorted([*kept.tolist(), *held.tolist()]) == list(range(classes))
     assert len(held) == (wanted if classes - wanted >= 2 else 0)
     assert all(sizes[place] > 1 for place in held.tolist())
@@ -303,7 +299,7 @@ def test_holding_out_is_a_partition(sizes: list[int], share: float, seed: int) -
 def test_small_folders_train_and_say_what_they_cannot(
     tmp_path: Path, classes: int, tested: int
 ) -> None:
-    picture_set(tmp_path, classes=classes, each=2)
+    image_dataset(tmp_path, classes=classes, each=2)
     splits = datasets.folder(tmp_path)
     assert len(names(splits.train)) == classes - tested
     assert len(splits.validation) == 0
@@ -313,31 +309,31 @@ def test_small_folders_train_and_say_what_they_cannot(
     assert datasets.folder(tmp_path, test=0, validation=0).record["notes"] == []
 
 
-def test_other_files_are_named_where_there_are_no_pictures(tmp_path: Path) -> None:
-    for name in ("a.heic", "b.HEIC", "notes"):
+def test_other_files_are_named_where_there_are_no_images(tmp_path: Path) -> None:
+    for name in ("a.xml", "b.XML", "notes"):
         (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(BadData, match=r"no pictures found among its files \(2 .heic, 1 no suffix"):
+    with pytest.raises(BadData, match=r"no images found among its files \(2 .xml, 1 no suffix"):
         datasets.folder(tmp_path)
 
 
 def test_an_image_set_checks_itself() -> None:
     paths = (Path("a"), Path("b"))
-    with pytest.raises(BadData, match="labels: 1 given for 2 pictures"):
-        ImageSet(paths, np.array([0]), ("x",))
+    with pytest.raises(BadData, match="labels: 1 given for 2 images"):
+        ImageDataset(paths, np.array([0]), ("x",))
     with pytest.raises(BadData, match="labels: from 0 to 2"):
-        ImageSet(paths, np.array([0, 2]), ("x", "y"))
+        ImageDataset(paths, np.array([0, 2]), ("x", "y"))
     with pytest.raises(BadData, match="'asker' is neither"):
-        ImageSet(paths, roles=("query", "asker"))
-    images = ImageSet(paths, np.array([0, 1]), ("x", "y"))
+        ImageDataset(paths, roles=("query", "asker"))
+    images = ImageDataset(paths, np.array([0, 1]), ("x", "y"))
     with pytest.raises(ValueError, match="read-only"):
         images.known_labels[0] = 1
     with pytest.raises(BadData, match="one of the two sets has labels"):
-        images.joined(ImageSet(paths))
+        images.joined(ImageDataset(paths))
 
 
 def test_subsets_and_joins_keep_names() -> None:
     paths = tuple(Path(name) for name in "abcdef")
-    images = ImageSet(paths, np.array([0, 1, 2, 0, 1, 2]), ("x", "y", "z"))
+    images = ImageDataset(paths, np.array([0, 1, 2, 0, 1, 2]), ("x", "y", "z"))
     part = images.subset([5, 1, 4])
     assert part.class_names == ("y", "z")
     assert part.known_labels.tolist() == [1, 0, 0]
@@ -347,17 +343,17 @@ def test_subsets_and_joins_keep_names() -> None:
         for path, label in zip(joined.paths, joined.known_labels.tolist(), strict=True)
     }
     assert found == {"a": "x", "b": "y", "c": "z", "d": "x", "e": "y", "f": "z"}
-    assert len(ImageSet(())) == 0
-    assert list(Splits(images, ImageSet(())).parts()) == ["train", "validation"]
+    assert len(ImageDataset(())) == 0
+    assert list(Splits(images, ImageDataset(())).parts()) == ["train", "validation"]
 
 
-def test_a_million_pictures_are_no_burden() -> None:
+def test_a_million_images_are_no_burden() -> None:
     import time
 
     paths = (Path("a.jpg"),) * 1_000_000
     labels = np.arange(1_000_000) % 100_000
     start = time.perf_counter()
-    images = ImageSet(paths, labels, tuple(map(str, range(100_000))))
-    kept, held = hold_out(np.full(100_000, 10), validation=0.1, seed=0)
+    images = ImageDataset(paths, labels, tuple(map(str, range(100_000))))
+    kept, held = hold_out(np.full(100_000, 10), share=0.1, seed=0)
     assert len(images.of_classes(kept)) + len(images.of_classes(held)) == len(images)
     assert time.perf_counter() - start < 20

@@ -6,6 +6,7 @@ number by construction or clearly apart.
 
 import random
 from dataclasses import dataclass
+from typing import Literal
 
 from tests.oracles import retrieval as literal
 
@@ -25,27 +26,56 @@ KINDS = [
 
 @dataclass(frozen=True)
 class Case:
-    """Queries, and a gallery or None."""
+    """Queries, and a gallery or None, which may hold the queries themselves."""
 
     rows: list[list[float]]
     labels: list[int]
-    gallery: list[list[float]] | None
-    gallery_labels: list[int] | None
+    gallery: list[list[float]] | None = None
+    gallery_labels: list[int] | None = None
+    self_indices: list[int] | None = None
 
 
-def make_case(kind: str, chance: random.Random, with_gallery: bool) -> Case:
+Gallery = Literal["none", "another", "holds the queries"]
+
+
+def make_case(kind: str, chance: random.Random, gallery: Gallery) -> Case:
     """A case in which at least one query has a positive."""
     while True:
         dim = chance.choice([4, 16]) if kind == "signs" else chance.choice([2, 3, 8, 17])
         space = make_space(kind, dim, chance)
         rows, labels = some(kind, chance, dim, space, chance.randint(2, 24))
-        case = Case(rows, labels, None, None)
-        if with_gallery:
+        case = Case(rows, labels)
+        if gallery != "none":
             case = Case(rows, labels, *some(kind, chance, dim, space, chance.randint(1, 30)))
-        found = literal.queries(case.rows, case.labels, case.gallery, case.gallery_labels)
+        if gallery == "holds the queries":
+            case = with_queries(case, chance)
+        found = literal.queries(
+            case.rows, case.labels, case.gallery, case.gallery_labels, case.self_indices
+        )
         apart = literal.smallest_gap(case.rows, case.gallery) > 3e-6
         if apart and any(query.positives for query in found):
             return case
+
+
+def with_queries(case: Case, chance: random.Random) -> Case:
+    """Most of the queries put into their gallery, at any place."""
+    assert case.gallery is not None
+    assert case.gallery_labels is not None
+    images = [
+        (row, label, -1) for row, label in zip(case.gallery, case.gallery_labels, strict=True)
+    ]
+    for query, (row, label) in enumerate(zip(case.rows, case.labels, strict=True)):
+        if chance.random() < 0.8:
+            images.append((row, label, query))
+    chance.shuffle(images)
+    places = {query: place for place, (_, _, query) in enumerate(images) if query >= 0}
+    return Case(
+        case.rows,
+        case.labels,
+        [row for row, _, _ in images],
+        [label for _, label, _ in images],
+        [places.get(query, -1) for query in range(len(case.rows))],
+    )
 
 
 def make_space(kind: str, dim: int, chance: random.Random) -> list[list[float]]:

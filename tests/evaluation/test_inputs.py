@@ -10,6 +10,7 @@ import torch
 
 from cbml import evaluate
 from cbml.errors import BadData
+from cbml.evaluation import KMeansOptions
 
 ROWS = np.random.default_rng(0).normal(size=(30, 5)).astype(np.float32)
 LABELS = np.arange(30) % 6
@@ -27,7 +28,7 @@ EMBEDDINGS: dict[str, Bad] = {
     "integers": (TypeError, "^embeddings must hold floating", LABELS[:, None], LABELS, {}),
     "long double": (TypeError, "must hold floating", ROWS.astype(np.longdouble), LABELS, {}),
     "one axis": (ValueError, r"^embeddings .*shape.* got \(30,\)", ROWS[:, 0], LABELS, {}),
-    "no pictures": (ValueError, r"^embeddings .*shape.*\(0, 5\)", ROWS[:0], [], {}),
+    "no images": (ValueError, r"^embeddings .*shape.*\(0, 5\)", ROWS[:0], [], {}),
     "no dimensions": (ValueError, r"shape .*\(30, 0\)", ROWS[:, :0], LABELS, {}),
     "NaN": (ValueError, "^embeddings .* 1 of 30 rows: 7$", with_row(7, np.nan), LABELS, {}),
     "infinity": (ValueError, "infinity in 1 of 30 rows: 29$", with_row(29, -np.inf), LABELS, {}),
@@ -45,7 +46,21 @@ THE_REST: dict[str, Bad] = {
     "gallery labels": (ValueError, "^gallery_labels must", ROWS, LABELS, ONE_LABEL_SHORT),
     "K zero": (ValueError, "^recall_at must be .* got 0$", ROWS, LABELS, {"recall_at": [0]}),
     "K real": (ValueError, "^recall_at .* got 1.5$", ROWS, LABELS, {"recall_at": [1.5]}),
-    "no rounds": (ValueError, "^iterations must be", ROWS, LABELS, {"kmeans_iterations": 0}),
+    "no labels": (TypeError, "^labels are missing", ROWS, None, {}),
+    "metric": (
+        ValueError,
+        "^metrics must be .* got 'recal@k'",
+        ROWS,
+        LABELS,
+        {"metrics": ["recal@k"]},
+    ),
+    "no rounds": (
+        ValueError,
+        "^iterations must be",
+        ROWS,
+        LABELS,
+        {"kmeans_options": KMeansOptions(iterations=0)},
+    ),
 }
 GALLERIES: dict[str, tuple[type[Exception], str, Any, Any]] = {
     "NaN": (ValueError, "^gallery_embeddings holds NaN .*: 2$", with_row(2, np.nan), LABELS),
@@ -107,11 +122,13 @@ def test_the_input_is_left_alone() -> None:
 def test_the_dictionary_is_plain_json() -> None:
     scores = evaluate(ROWS, LABELS, recall_at=np.array([1, 4]))
     plain = json.loads(json.dumps(scores.as_dict(), allow_nan=False))
-    assert plain["recall"] == {"1": scores.recall[1], "4": scores.recall[4]}
+    assert plain["metrics"] == scores.metrics
+    assert {"recall@1", "recall@4", "mrr", "map@r", "nmi"} <= set(plain["metrics"])
     assert plain["kmeans_seed"] == 0
     assert plain["kmeans_iterations"] == 20
     assert "first_hits" not in plain
-    assert evaluate(ROWS, LABELS, clustering=False).as_dict()["nmi"] is None
+    assert not {"labels", "per_query"} & set(plain)
+    assert "nmi" not in evaluate(ROWS, LABELS, clustering=False).metrics
 
 
 def test_a_misspelt_option_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""The example runs, with less of everything, on the real pictures."""
+"""The example runs, with less of everything, on the real images."""
 
 import runpy
 from pathlib import Path
@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import cbml
-from cbml import Embedder, ImageSet, datasets
+from cbml import Embedder, ImageDataset, datasets
 
 SCRIPT = Path(cbml.__file__).parent.parent / "examples" / "emoji.py"
 
 
-def first_classes(images: ImageSet, count: int) -> ImageSet:
+def first_classes(images: ImageDataset, count: int) -> ImageDataset:
     kept = np.flatnonzero(images.labels < np.unique(images.labels)[count])
     return images.subset(kept)
 

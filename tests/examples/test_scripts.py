@@ -1,4 +1,4 @@
-"""Every example runs as a reader would run it, on tiny pictures."""
+"""Every example runs as a reader would run it, on tiny images."""
 
 import re
 import subprocess
@@ -17,15 +17,15 @@ TINY = ["backbone=conv4", "weights=none", "crop=32", "dim=16", "batch_range=16"]
 SETTINGS = [word for key in [*TINY, "steps=4", "clusters=4"] for word in ("--set", key)]
 
 CASES: dict[str, tuple[list[str], str]] = {
-    "own_loop.py": (["--epochs", "2"], r"Recall@1 among colours never seen: [\d.]+% before"),
+    "own_loop.py": (["--epochs", "2"], r"Recall@1 among colors never seen: [\d.]+% before"),
     "with_library.py": (["--steps", "3"], r"precision_at_1: [\d.]+% before, [\d.]+% after"),
-    "unlabelled_folder.py": (
-        ["pictures", "--out", "run", *SETTINGS],
-        r"^24 pictures in 4 clusters; the largest:\n +\d+ pictures: \S+\.png",
+    "unlabeled_folder.py": (
+        ["images", "--out", "run", *SETTINGS],
+        r"^24 images in 4 clusters; the largest:\n +\d+ images: \S+\.png",
     ),
     "search.py": (
-        ["pictures", "pictures/2/1.png", "--model", "model", "--gallery", "gallery"],
-        r"^24 pictures, 24 of them new\n  1   1\.000  2/1\.png  2\n",
+        ["images", "images/2/1.png", "--model", "model", "--gallery", "gallery"],
+        r"^24 images, 24 of them new\n  1   1\.000  2/1\.png  2\n",
     ),
 }
 ELSEWHERE = {"emoji.py", "without_labels.py"}  # have tests of their own
@@ -37,14 +37,14 @@ def test_every_example_is_run() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Six classes of four pictures, and a saved model."""
+    """Six classes of four images, and a saved model."""
     chance = np.random.default_rng(0)
     for label in range(6):
-        (tmp_path / "pictures" / str(label)).mkdir(parents=True)
-        colour = chance.integers(0, 200, 3)
+        (tmp_path / "images" / str(label)).mkdir(parents=True)
+        color = chance.integers(0, 200, 3)
         for number in range(4):
-            pixels = (colour + chance.integers(0, 50, (40, 48, 3))).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "pictures" / str(label) / f"{number}.png")
+            pixels = (color + chance.integers(0, 50, (40, 48, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / str(label) / f"{number}.png")
     Embedder("conv4", dim=16, weights="none").save(tmp_path / "model")
     return tmp_path
 

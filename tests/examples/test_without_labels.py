@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.examples.test_emoji import SCRIPT
-from tests.training.small import pictures
+from tests.training.small import make_images
 
 EXAMPLE = SCRIPT.parent / "without_labels.py"
 SMALL = ["backbone=conv4", "dim=8", "crop=16", "steps=2", "batch_range=12", "clusters=6"]
 
 
 @pytest.fixture
-def labelled(tmp_path: Path) -> Path:
+def labeled(tmp_path: Path) -> Path:
     """Two stated splits, so that there is something to test on."""
     root = tmp_path / "set"
-    for path in pictures(tmp_path / "flat").paths:
+    for path in make_images(tmp_path / "flat").paths:
         label = path.name.partition("-")[0]
         target = root / ("train" if label < "3" else "test") / label / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ def labelled(tmp_path: Path) -> Path:
 
 
 def test_units_are_done_once(
-    labelled: Path,
+    labeled: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -35,7 +35,7 @@ def test_units_are_done_once(
 
     monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
     records = tmp_path / "records.jsonl"
-    words = [str(EXAMPLE), str(labelled), "--seeds", "0", "1", "--records", str(records)]
+    words = [str(EXAMPLE), str(labeled), "--seeds", "0", "1", "--records", str(records)]
     words += ["--runs", str(tmp_path / "runs"), "--methods", "cbml", "cross-entropy on clusters"]
     for setting in SMALL:
         words += ["--set", setting]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from cbml.experiments import Sources, Unit, run_units
-from cbml.experiments.claims import claimed
-from cbml.training import Listener
+from cbml.experiments import Job, Sources, run_jobs
+from cbml.experiments.running import lease
+from cbml.training import Callback
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.experiments.children"])
@@ -26,18 +26,18 @@ def start(target: Callable[..., None], *arguments: object) -> BaseProcess:
 
 
 def contend(folder: Path, meeting: Path, count: int) -> None:
-    """Ask for a claim when `count` processes are ready; keep it until all of them have asked."""
+    """Ask for a lease when `count` processes are ready; keep it until all of them have asked."""
     _meet(meeting / "ready", count)
-    with claimed(folder) as claim:
-        if claim is not None:
+    with lease(folder) as held:
+        if held:
             _note(meeting / "won")
         _meet(meeting / "asked", count)
 
 
 def hold(folder: Path, won: Path) -> None:
-    """Claim and never give back."""
-    with claimed(folder) as claim:
-        assert claim is not None
+    """Take the lease and never give it back."""
+    with lease(folder) as held:
+        assert held
         _note(won)
         while True:
             time.sleep(1)
@@ -54,8 +54,8 @@ def _note(place: Path) -> None:
     (place / str(os.getpid())).touch()
 
 
-def run(units: list[Unit], out: Path, root: Path, cache: Path, answer: Path) -> None:
+def run(jobs: list[Job], out: Path, root: Path, cache: Path, answer: Path) -> None:
     os.environ["CBML_CACHE"] = str(cache)
     torch.set_num_threads(1)
-    progress = run_units(units, out, sources=Sources(str(root)), listener=Listener())
+    progress = run_jobs(jobs, out, sources=Sources(str(root)), callback=Callback())
     answer.write_text(json.dumps(asdict(progress)))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.experiments.small import folder_of_pictures
+from tests.experiments.small import folder_of_images
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -26,4 +26,4 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_of_pictures(tmp_path_factory.mktemp("tiny"))
+    return folder_of_images(tmp_path_factory.mktemp("tiny"))

@@ -7,13 +7,12 @@ import pytest
 from PIL import Image
 
 from cbml.cli import main
-from cbml.experiments import read_records
-from cbml.experiments.plans import RATES
-from cbml.experiments.tables import FIGURE_TABLES
+from cbml.experiments import FIGURE_TABLES, Job, read_records, search
+from cbml.experiments.plans import LEARNING_RATES as RATES
 
 SMALL = [
     *("--data", "emoji", "--set", "backbone=conv4", "--set", "crop=16", "--set", "dim=8"),
-    *("--set", "classes_per_batch=3", "--set", "pictures_per_class=3", "--set", "steps=2"),
+    *("--set", "classes_per_batch=3", "--set", "samples_per_class=3", "--set", "steps=2"),
     *("--set", "validate_every=2", "--set", "workers=0", "--set", "compile=false"),
 ]
 
@@ -37,7 +36,7 @@ def test_trials_then_the_table_then_its_print(
     assert reproduce("loss-ablation", root, tmp_path, "--seeds", "2", *rows, "--json") == 0
     assert json.loads(capsys.readouterr().out)["done"] == 4
     records = read_records(tmp_path / "loss-ablation-laptop" / "emoji.jsonl")
-    assert {record["rate_from"] for record in records} == {"trials on validation classes"}
+    assert {record["learning_rate_from"] for record in records} == {"trials on validation classes"}
     found = [record for record in records if record["row"] == "CBML (from data)"]
     assert all(record["parameters"] for record in found), "what was estimated is on record"
     assert run(["table", "loss-ablation", "--records", str(tmp_path)]) == 0
@@ -71,25 +70,39 @@ def test_a_search_over_words_ends_when_all_are_tried(
     words = ["--only", "CBML", "--search", "averaging=log,sqrt", "--json"]
     assert reproduce("loss-ablation", root, tmp_path, *words) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {line["overrides"][-1] for line in found} == {"averaging=log", "averaging=sqrt"}
+    assert {line["overrides"]["averaging"] for line in found} == {"log", "sqrt"}
 
 
 def test_a_search_of_other_ranges_counts_only_what_lies_in_them(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--only", "CBML", "--json", "--count", "2", "--search"]
-    for ranges in ("averaging=log,sqrt", "averaging=const,sqrt"):
+    for ranges in ("averaging=log,sqrt", "averaging=const,sqrt", "learning_rate=1e-5:1e-2"):
         assert reproduce("loss-ablation", root, tmp_path, *words, ranges) == 0
         found = json.loads(capsys.readouterr().out)
-        assert {line["overrides"][-1].split("=")[1] for line in found} == set(
-            ranges.split("=")[1].split(",")
-        )
-    # Written with six digits, all numbers of the second range are one, just outside of it.
-    for low, high in ((1e-5, 1e-2), (1.00000123e-4, 1.00000124e-4)):
-        ranges = f"learning_rate={low}:{high}"
-        assert reproduce("loss-ablation", root, tmp_path, *words, ranges) == 0
-        found = json.loads(capsys.readouterr().out)
-    assert [line["overrides"][-1] for line in found] == ["learning_rate=0.0001"]
+        key, _, values = ranges.partition("=")
+        assert len(found) == 2
+        if key == "averaging":
+            assert {line["overrides"][key] for line in found} == set(values.split(","))
+
+
+def test_an_interrupted_search_takes_up_the_trial_that_it_had_begun(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--only", "CBML", "--search", "learning_rate=1e-5:1e-2", "--json", "--count", "2"]
+    asked: list[object] = []
+
+    def broken(jobs: list[Job], *others: object, **more: object) -> None:
+        asked.append(dict(jobs[0].overrides))
+        raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "run_jobs", broken)
+        assert reproduce("loss-ablation", root, tmp_path, *words) == 1
+    assert reproduce("loss-ablation", root, tmp_path, *words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == 2
+    assert asked[0] in [line["overrides"] for line in found]
 
 
 @pytest.mark.parametrize("name", FIGURE_TABLES)
@@ -97,8 +110,8 @@ def test_a_figure_is_one_command(name: str, root: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     few = ["--set", "clusters=4", "--set", "batch_range=9"]
     assert reproduce(name, root, tmp_path, "--seeds", "1", *few) == 0
-    with Image.open(tmp_path / "figures" / f"{name}-laptop-emoji.png") as picture:
-        assert picture.width > 500
+    with Image.open(tmp_path / "figures" / f"{name}-laptop-emoji.png") as image:
+        assert image.width > 500
 
 
 def test_a_figure_chosen_on_the_test_says_so(
@@ -110,11 +123,11 @@ def test_a_figure_chosen_on_the_test_says_so(
     titles = []
     monkeypatch.setattr(Figure, "suptitle", lambda figure, text, **style: titles.append(text))
     only = ["--seeds", "1", "--only", "MS"]
-    for protocol in ("honest", "paper"):
-        assert reproduce("figure-gap", root, tmp_path, "--protocol", protocol, *only) == 0
+    for selection in ("validation", "test"):
+        assert reproduce("figure-gap", root, tmp_path, "--model-selection", selection, *only) == 0
     assert ["optimistic" in title for title in titles] == [False, True]
     names = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert names == ["figure-gap-laptop-emoji-paper.png", "figure-gap-laptop-emoji.png"]
+    assert names == ["figure-gap-laptop-emoji-test.png", "figure-gap-laptop-emoji.png"]
     assert "MS" in capsys.readouterr().err.split("optimistic: done")[0]
 
 
@@ -131,14 +144,19 @@ def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> Non
     tables = {entry["table"]: entry["rows"] for entry in json.loads(capsys.readouterr().out)}
     assert len(tables) == 15 + 5, "13 of the paper, two studies and five figures"
     (row,) = [row for row in tables["pseudo-scratch"] if row["row"].startswith("ResNet-18 CBML")]
-    assert "pictures of SOP" in row["needs"]
+    assert "images of SOP" in row["needs"]
     assert "no weights" in row["needs"]
+    assert run(["reproduce", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(tables) + 1, "one line for each table"
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         ([], 2, "name a TABLE"),
+        (["leaderboard", "--set", "steps=9"], 2, "protocol is frozen"),
+        (["leaderboard", "--only", "nothing"], 3, "fits no entry"),
+        (["lambda", "--loss", "mine:Loss"], 2, "are for the leaderboard"),
         (["loss-ablatio"], 3, "did you mean 'loss-ablation'"),
         (["figure-gab"], 3, "did you mean 'figure-gap'"),
         (["figure-gab", "--list"], 3, "did you mean 'figure-gap'"),
@@ -189,7 +207,7 @@ def test_a_table_is_of_records_that_exist(
         assert "delete the line" in told
 
 
-def test_missing_pictures_say_what_to_provide(
+def test_missing_images_say_what_to_provide(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["reproduce", "lambda", "--data", "cub", "--out", str(tmp_path), "--seeds", "1"]

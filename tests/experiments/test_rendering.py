@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from cbml.errors import BadData
-from cbml.experiments.document import rendered
-from cbml.experiments.markdown import as_markdown
-from cbml.experiments.published import published_scores
-from cbml.experiments.rendering import table_blocks
-from cbml.experiments.statistics import estimate
+from cbml.experiments import read_records
+from cbml.experiments.document import DOCUMENTS, rendered
+from cbml.experiments.rendering import as_markdown, estimate, table_blocks
+from cbml.experiments.rows import published_scores
 from cbml.experiments.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +37,10 @@ def record(row: str, seed: int, recall: float, **changes: Any) -> dict[str, Any]
         "row": row,
         "data": "emoji",
         "scale": "laptop",
-        "protocol": "honest",
+        "model_selection": "validation",
         "seed": seed,
         "trial": False,
-        "overrides": [],
+        "overrides": {},
         "settings": SETTINGS,
         "failed": None,
         "scores": {"test": {"recall@1": recall}},
@@ -61,14 +60,17 @@ def test_seeds_become_a_line_beside_the_published_number() -> None:
     assert "| CBML | 1 | 0.0001 | 40.0 | – | – | – | 63.8 | 74.5 | 83.3 | 89.7 |" in text
     order = [line.split(" | ")[0] for line in text if line.startswith(("| MS", "| CBML"))]
     assert order == ["| MS", "| CBML"], "as in the paper"
-    assert "**Laptop scale, emoji, protocol honest; efficientnet_lite0, 300 steps**" in text
+    assert (
+        "**Laptop scale, emoji, model chosen on validation classes; efficientnet_lite0, 300 steps**"
+        in text
+    )
     assert any("compare the order within one network" in line for line in text)
 
 
-def test_scales_protocols_and_picture_sets_are_never_mixed() -> None:
+def test_scales_model_selections_and_datasets_are_never_mixed() -> None:
     records = [
         record("MS", 0, 0.5),
-        record("MS", 1, 0.6, protocol="paper"),
+        record("MS", 1, 0.6, model_selection="test"),
         record("MS", 1, 0.7, data="cub"),
         record("ResNet-50 MS, CUB", 1, 0.8, data="cub", scale="full"),
         record("MS", 1, 0.7, settings=SETTINGS | {"backbone": "resnet50"}),
@@ -109,7 +111,7 @@ def test_a_seed_counts_once_though_several_files_hold_its_record() -> None:
 
 def test_a_changed_run_at_the_full_scale_leaves_the_published_row_in_its_place() -> None:
     name = "ResNet-50 MS, CUB"
-    full = record(name, 0, 0.6, data="cub", scale="full", overrides=["steps=9"])
+    full = record(name, 0, 0.6, data="cub", scale="full", overrides={"steps": 9})
     (block,) = table_blocks(TABLES["loss-ablation"], [full])
     assert not block.lines[0].published
     (published,) = [line for line in block.lines if line.label == name]
@@ -126,11 +128,14 @@ def test_lambda_at_the_full_scale_keeps_the_rows_that_are_not_run() -> None:
 
 def test_a_length_in_epochs_is_said() -> None:
     settings = SETTINGS | {"steps": None, "epochs": 3}
-    text = lines([record("MS", 0, 0.5, settings=settings, overrides=["epochs=3"])])
-    assert "**Laptop scale, emoji, protocol honest; efficientnet_lite0, 3 epochs**" in text
+    text = lines([record("MS", 0, 0.5, settings=settings, overrides={"epochs": 3})])
+    assert (
+        "**Laptop scale, emoji, model chosen on validation classes; efficientnet_lite0, 3 epochs**"
+        in text
+    )
 
 
-def test_published_numbers_of_the_laptop_are_of_its_pictures_and_say_their_network() -> None:
+def test_published_numbers_of_the_laptop_are_of_its_images_and_say_their_network() -> None:
     changes = {"table": "cub-cars", "data": "cars"}
     ours = [record("MS", 0, 0.5, **changes), record("CircleLoss", 0, 0.4, **changes)]
     text = lines(ours, "cub-cars")
@@ -145,7 +150,7 @@ def test_published_numbers_of_the_laptop_are_of_its_pictures_and_say_their_netwo
 
 
 def test_overrides_failures_and_nothing_are_said() -> None:
-    changed = record("MS", 0, 0.5, overrides=["steps=600"])
+    changed = record("MS", 0, 0.5, overrides={"steps": 600})
     broken = record("CBML", 0, 0.0, failed="step 3: the loss is nan", scores={})
     text = "\n".join(lines([changed, broken]))
     assert "| MS [steps=600] | 1 |" in text
@@ -162,11 +167,12 @@ def test_lambda_has_a_column_for_the_training_classes() -> None:
     assert any(line.startswith("| CBML λ=1.0 | 1 | 0.0001 | 90.0 | 50.0 |") for line in text)
 
 
-def test_the_document_shows_the_records() -> None:
-    text = (ROOT / "docs" / "reproduce.md").read_text()
-    assert rendered(text, ROOT / "results") == text, "run  make tables"
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_documents_show_the_records(name: str) -> None:
+    text = (ROOT / "docs" / name).read_text()
+    assert rendered(text, DOCUMENTS[name](read_records(ROOT / "results"))) == text, "make tables"
 
 
-def test_a_document_without_marks_is_refused(tmp_path: Path) -> None:
+def test_a_document_without_marks_is_refused() -> None:
     with pytest.raises(BadData, match="no <!-- tables"):
-        rendered("# Text", tmp_path)
+        rendered("# Text", "tables")

@@ -1,4 +1,4 @@
-"""Every published row has a recipe or a reason, and every recipe can be built without pictures."""
+"""Every published row has a config or a reason, and every config can be built without images."""
 
 import csv
 from pathlib import Path
@@ -8,13 +8,14 @@ import pytest
 import cbml
 from cbml.errors import BadData
 from cbml.experiments import Plan
-from cbml.experiments.costs import row_cost
 from cbml.experiments.figures import FIGURES
-from cbml.experiments.plans import row_recipe, table_rows
-from cbml.experiments.published import PUBLISHED_ONLY, published_scores
+from cbml.experiments.plans import table_rows
+from cbml.experiments.rows import PUBLISHED_ONLY, Row, published_scores
+from cbml.experiments.scales import row_config
+from cbml.experiments.sources import row_cost
 from cbml.experiments.tables import TABLES, find_table
-from cbml.losses import build_loss
 from cbml.models import BACKBONES
+from cbml.runs import build_run_loss
 
 ALL = TABLES | {name: figure.table for name, figure in FIGURES.items()}
 
@@ -31,64 +32,60 @@ def test_all_numbers_of_the_paper_are_there() -> None:
     assert tables["loss_ablation"][key] == {"R@1": 69.9, "R@2": 80.4, "R@4": 87.2, "R@8": 92.5}
 
 
-def test_every_published_row_of_ours_has_a_recipe_and_every_other_a_reason() -> None:
+def test_every_published_row_of_ours_has_a_config_and_every_other_a_reason() -> None:
     for table in TABLES.values():
         if table.published is None:
             continue
         keys = set(published_scores()[table.published])
         ours = {key for row in table.rows for key in (row.published, row.published_train) if key}
-        assert ours <= keys, "a recipe names a row that the paper does not have"
+        assert ours <= keys, "a config names a row that the paper does not have"
         assert {key[1] for key in keys - ours} <= set(PUBLISHED_ONLY)
         assert not {key[1] for key in ours} & set(PUBLISHED_ONLY)
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("scale", ["full", "laptop"])
-def test_every_recipe_can_be_built(name: str, scale: str) -> None:
+def test_every_config_can_be_built(name: str, scale: str) -> None:
     plan = Plan(table=ALL[name], scale=scale, data="emoji" if scale == "laptop" else None)  # type: ignore[arg-type]
     rows = table_rows(plan)
     labels = [row.label(scale) for row in rows]
     assert len(set(labels)) == len(labels), "two rows of one name"
     for row in rows:
-        recipe = row_recipe(row, scale)  # type: ignore[arg-type]
-        assert recipe.backbone in BACKBONES
-        build_loss(recipe.loss, recipe.loss_options, classes=3, dim=recipe.dim, seed=0)
+        config = row_config(row, scale)  # type: ignore[arg-type]
+        assert config.model.backbone in BACKBONES
+        build_run_loss(config, 3)
         cost = row_cost(row, scale)  # type: ignore[arg-type]
         assert cost.hours > 0
         assert "about 0" not in str(cost)
-        steps = recipe.settings.steps or 0
-        if recipe.settings.schedule == "step":
-            assert 0.2 < recipe.settings.drop_at / steps < 0.7
-        assert recipe.loss_options.get("warmup_steps", 0) < steps / 2
-        if "random weights" in plan.table.title:
-            assert recipe.weights == "none"
-            assert recipe.settings.learning_rate >= 1e-3
+        steps = config.settings.steps or 0
+        if config.settings.schedule == "step":
+            assert 0.2 < config.settings.drop_at / steps < 0.7
+        assert config.loss.options.get("warmup_steps", 0) < steps / 2
+        if config.model.weights == "none":
+            assert config.settings.learning_rate >= 1e-3
 
 
 def test_the_paper_s_settings_are_the_full_scale() -> None:
     rows = {row.label("full"): row for row in TABLES["cub-cars"].rows}
-    recipe = row_recipe(rows["GoogLeNet CBML, CUB"], "full")
-    assert (recipe.backbone, recipe.dim, recipe.crop) == ("googlenet", 512, 227)
-    assert (recipe.classes_per_batch, recipe.pictures_per_class) == (15, 8)
-    loop = recipe.settings
+    config = row_config(rows["GoogLeNet CBML, CUB"], "full")
+    assert (config.model.backbone, config.model.dim, config.model.crop) == ("googlenet", 512, 227)
+    assert (config.training.classes_per_batch, config.training.samples_per_class) == (15, 8)
+    loop = config.settings
     assert (loop.steps, loop.learning_rate, loop.weight_decay) == (5000, 3e-5, 5e-4)
     assert (loop.schedule, loop.drop_at, loop.drop_factor) == ("step", 3000, 0.1)
-    loss = build_loss(recipe.loss, recipe.loss_options, classes=1, dim=1, seed=0)
+    loss = build_run_loss(config, 1)
     assert str(loss) == str(cbml.CBMLLoss.paper("cub"))
     rows = {row.label("full"): row for row in TABLES["sop-inshop"].rows}
-    recipe = row_recipe(rows["ResNet-50 CBML, SOP"], "full")
-    assert recipe.classes_per_batch * recipe.pictures_per_class == 100
-    loss = build_loss(recipe.loss, recipe.loss_options, classes=1, dim=1, seed=0)
+    config = row_config(rows["ResNet-50 CBML, SOP"], "full")
+    assert config.training.classes_per_batch * config.training.samples_per_class == 100
+    loss = build_run_loss(config, 1)
     assert str(loss) == str(cbml.CBMLLoss.paper("sop"))
 
 
 def test_rows_of_the_loss_ablation_are_what_they_say() -> None:
     plan = Plan(table=TABLES["loss-ablation"], scale="laptop", data="emoji")
-    rows = {row.method: row_recipe(row, "laptop") for row in table_rows(plan)}
-    losses = {
-        name: str(build_loss(r.loss, r.loss_options, classes=3, dim=4, seed=0))
-        for name, r in rows.items()
-    }
+    rows = {row.method: row_config(row, "laptop") for row in table_rows(plan)}
+    losses = {name: str(build_run_loss(r, 3)) for name, r in rows.items()}
     assert losses["CBML +MVC +mining"] == str(cbml.CBMLLoss.paper("cub"))
     assert losses["CBML +MVC"] == str(cbml.CBMLLoss.paper("cub", mining_margin=None))
     bare = cbml.CBMLLoss.paper("cub", mining_margin=None, variance_weight=0.0)
@@ -96,7 +93,7 @@ def test_rows_of_the_loss_ablation_are_what_they_say() -> None:
     assert losses["CBML +MVC +mining (products)"] == str(cbml.CBMLLoss.paper("sop"))
     assert str(cbml.CBMLLoss.authors("cub")) in losses["CBML +MVC +mining (authors)"]
     assert losses["MS +MVC"].startswith("WithVariance")
-    assert rows["CBML (from data)"].parameters == "from-data"
+    assert rows["CBML (from data)"].loss.parameters == "from-data"
 
 
 def test_near_misses_are_suggested() -> None:
@@ -106,3 +103,12 @@ def test_near_misses_are_suggested() -> None:
         table_rows(Plan(table=find_table("lambda"), scale="laptop", data="emoji", only=("MS",)))
     with pytest.raises(BadData, match="has rows for cub"):
         table_rows(Plan(table=find_table("lambda"), scale="full", data="sop"))
+
+
+def test_tables_from_random_weights_are_from_random_weights() -> None:
+    for name in ("imagenet", "pseudo-scratch"):
+        assert {row_config(row, "laptop").model.weights for row in _laptop(name)} == {"none"}
+
+
+def _laptop(name: str) -> list[Row]:
+    return TABLES[name].rows_for("laptop", "emoji")

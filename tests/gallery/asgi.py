@@ -29,6 +29,7 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.app.app.state.service.close()  # type: ignore[attr-defined]  # behind the guard
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -10,7 +10,7 @@ from tests.gallery.asgi import Client
 API = "/api/v1"
 
 
-def picture_bytes(seed: int = 201, kind: str = "PNG") -> bytes:
+def image_bytes(seed: int = 201, kind: str = "PNG") -> bytes:
     output = io.BytesIO()
     small.draw(seed).save(output, format=kind)
     return output.getvalue()

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cbml.gallery import Gallery
-from cbml.gallery.guard import allowed_hosts
+from cbml.gallery.middleware import allowed_hosts
 from cbml.gallery.service import make_app
 from tests.gallery import small
 from tests.gallery.asgi import Client
@@ -12,7 +12,7 @@ from tests.gallery.asgi import Client
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small.pictures(tmp_path_factory.mktemp("pictures"))
+    return small.images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 TRAVERSALS = [
     *(
         prefix + target
-        for prefix in ("/", "/api/v1/", "/api/v1/pictures/")
+        for prefix in ("/", "/api/v1/", "/api/v1/images/")
         for target in (
             "../../../../etc/passwd",
             "..%2f..%2f..%2fetc%2fpasswd",
@@ -23,12 +23,12 @@ TRAVERSALS = [
             "file:///etc/passwd",
         )
     ),
-    "/api/v1/pictures/0/../../../../../etc/passwd",
-    "/api/v1/pictures/0/thumbnail/../../../../etc/passwd",
-    "/api/v1/pictures/0%2f..%2f..%2fetc%2fpasswd/thumbnail",
-    "/api/v1/pictures/..%2f..%2fmanifest.json/image",
-    "/api/v1/pictures/0%00.png/image",
-    "/api/v1/pictures/./image",
+    "/api/v1/images/0/../../../../../etc/passwd",
+    "/api/v1/images/0/thumbnail/../../../../etc/passwd",
+    "/api/v1/images/0%2f..%2f..%2fetc%2fpasswd/thumbnail",
+    "/api/v1/images/..%2f..%2fmanifest.json/image",
+    "/api/v1/images/0%00.png/image",
+    "/api/v1/images/./image",
     "/app.js/../../gallery.py",
     "/app.js%2f..%2f..%2fgallery.py",
     "/page/../__init__.py",
@@ -47,9 +47,9 @@ ADDRESSES = [
     "http://0x7f000001/",
     "http://2130706433/",
     "http://127.1/",
-    "https://example.org/picture.jpg",
-    "//example.org/picture.jpg",
-    "ftp://example.org/picture.jpg",
+    "https://example.org/image.jpg",
+    "//example.org/image.jpg",
+    "ftp://example.org/image.jpg",
     "file:///etc/passwd",
     "file://localhost/etc/passwd",
     "gopher://127.0.0.1:6379/_INFO",
@@ -57,7 +57,7 @@ ADDRESSES = [
     "javascript:alert(1)",
     "dict://127.0.0.1:11211/stat",
     "jar:http://example.org!/a",
-    "\\\\example.org\\share\\picture.png",
+    "\\\\example.org\\share\\image.png",
     "http://user:password@127.0.0.1/",
     "http://example.org#@127.0.0.1/",
 ]

@@ -1,4 +1,4 @@
-"""A small gallery of generated pictures, a real server process for it, and its answers."""
+"""A small gallery of generated images, a real server process for it, and its answers."""
 
 import contextlib
 import subprocess
@@ -10,14 +10,14 @@ import numpy as np
 from PIL import Image
 
 import cbml
-from cbml.gallery import Built, Settings, build, list_pictures
+from cbml.gallery import BuildResult, BuildSettings, build, list_images
 from cbml.models import Embedder
 
 CLASSES, EACH = 6, 5
 
 
 def draw(seed: int, size: tuple[int, int] = (60, 45)) -> Image.Image:
-    """Coloured squares, unlike those of any other seed."""
+    """Colored squares, unlike those of any other seed."""
     few = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), dtype=np.uint8)
     return Image.fromarray(few).resize(size, Image.Resampling.NEAREST)
 
@@ -28,13 +28,13 @@ def save(path: Path, seed: int, **options: object) -> Path:
     return path
 
 
-def pictures(folder: Path) -> Path:
-    """A folder for each class, one picture without a class, one that cannot be read."""
+def images(folder: Path) -> Path:
+    """A folder for each class, one image without a class, one that cannot be read."""
     for label in range(CLASSES):
         for number in range(EACH):
             save(folder / f"class {label}" / f"{number}.png", 100 * label + number)
     save(folder / "alone.png", 9999)
-    (folder / "class 0" / "broken.jpg").write_bytes(b"<html>not a picture</html>")
+    (folder / "class 0" / "broken.jpg").write_bytes(b"<html>not an image</html>")
     return folder
 
 
@@ -42,8 +42,10 @@ def model(seed: int = 1) -> Embedder:
     return Embedder("conv4", dim=8, seed=seed).eval()
 
 
-def built(folder: Path, gallery: Path, *, seed: int = 1, settings: Settings | None = None) -> Built:
-    listed = list_pictures(folder)
+def built(
+    folder: Path, gallery: Path, *, seed: int = 1, settings: BuildSettings | None = None
+) -> BuildResult:
+    listed = list_images(folder)
     return build(model(seed), listed, gallery, evaluate=cbml.evaluate, settings=settings)
 
 

@@ -1,4 +1,4 @@
-"""Searches against plain loops; likeness; the map; two models."""
+"""Searches against plain loops; near-duplicates; the map; two models."""
 
 import io
 import shutil
@@ -12,14 +12,15 @@ from PIL import Image
 
 from cbml.bayes import MatchProbability
 from cbml.errors import BadData
-from cbml.gallery import Gallery, Query, Wish, build, likeness, list_pictures, search, surroundings
-from cbml.gallery.compare import compared, counterparts
+from cbml.gallery import Gallery, Query, SearchOptions, build, cohorts, list_images, near_duplicates
+from cbml.gallery import gallery as search
+from cbml.gallery.compare import compare_search, counterparts
 from cbml.gallery.layout import _descend, _gradient, _joint, layout
-from cbml.gallery.likeness import look_of, repeated
+from cbml.gallery.near_duplicates import mark_near_duplicates, signature_of
 from tests.gallery import small
 from tests.oracles import gallery as oracle
 
-WISHES: list[dict[str, object]] = [
+OPTIONS: list[dict[str, object]] = [
     {"k": 1},
     {"k": 7},
     {"k": 500},
@@ -36,7 +37,7 @@ WISHES: list[dict[str, object]] = [
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
     """With copies: the same file, another size, another compression, another class."""
-    folder = small.pictures(tmp_path_factory.mktemp("pictures"))
+    folder = small.images(tmp_path_factory.mktemp("images"))
     shutil.copyfile(folder / "class 2" / "1.png", folder / "class 2" / "same.png")
     shutil.copyfile(folder / "class 2" / "1.png", folder / "class 3" / "stranger.png")
     small.draw(201).resize((120, 90)).save(folder / "class 2" / "large.png")
@@ -48,55 +49,56 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
 
 
 @pytest.mark.parametrize("depth", [search.DEPTH, 5])
-@pytest.mark.parametrize("wish", WISHES, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_answers_are_those_of_plain_loops(
-    crowded: Gallery, wish: dict[str, object], depth: int, monkeypatch: pytest.MonkeyPatch
+    crowded: Gallery, options: dict[str, object], depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "DEPTH", depth)
     monkeypatch.setattr(search, "MISSED", 1000)
-    if depth < 10 and not ({"label", "text"} & set(wish)):
+    if depth < 10 and not ({"label", "text"} & set(options)):
         pytest.skip("without a filter nothing is looked for below the depth")
     rows = crowded.store.vectors(crowded.ids).tolist()
-    looks = crowded.state.looks.tolist()
-    names = [picture.name for picture in crowded.pictures]
-    labels = [picture.label for picture in crowded.pictures]
+    signatures = crowded.state.signatures.tolist()
+    names = [image.name for image in crowded.images]
+    labels = [image.label for image in crowded.images]
     for place in [0, 11, 12, len(crowded) - 1]:
-        query = crowded.picture_query(int(crowded.ids[place]))
-        answer = crowded.search(query, Wish(**wish))  # type: ignore[arg-type]
-        asked = (rows[place], looks[place], place)
-        results, missed = oracle.search(rows, names, labels, looks, asked, wish)
+        query = crowded.image_query(int(crowded.ids[place]))
+        answer = crowded.search(query, SearchOptions(**options))  # type: ignore[arg-type]
+        asked = (rows[place], signatures[place], place)
+        results, missed = oracle.search(rows, names, labels, signatures, asked, options)
         found = [
-            (result.rank, crowded.place(result.id), result.duplicate) for result in answer.results
+            (result.rank, crowded.index_of(result.id), result.duplicate)
+            for result in answer.results
         ]
         assert [row[1:] for row in found] == [row[1:] for row in results]
         known = depth - 1 if depth < 10 else depth  # the query itself takes a place
         ranks = [rank if rank <= known else None for rank, _, _ in results]
         assert [row[0] for row in found] == ranks
-        assert [crowded.place(result.id) for result in answer.missed] == missed
+        assert [crowded.index_of(result.id) for result in answer.missed] == missed
         assert answer.searched == len(crowded) - 1
 
 
 def test_an_upload_finds_itself_and_knows_no_label(crowded: Gallery) -> None:
-    path = Path(crowded.pictures[3].path)
+    path = Path(crowded.images[3].path)
     answers = [crowded.search(crowded.query(source)) for source in (path, path.read_bytes())]
     assert answers[0] == answers[1]
     best = answers[0].results[0]
-    assert best.id == crowded.pictures[3].id
+    assert best.id == crowded.images[3].id
     assert best.duplicate
     assert best.similarity == pytest.approx(1, abs=1e-5)
-    assert {result.correct for result in answers[0].results} == {None}
+    assert {result.relevant for result in answers[0].results} == {None}
     assert answers[0].query.id is None
     assert answers[0].missed == ()
 
 
 def test_labels_decide_what_is_correct(crowded: Gallery) -> None:
-    place = next(p for p, picture in enumerate(crowded.pictures) if picture.label == "class 2")
-    answer = crowded.search(crowded.picture_query(int(crowded.ids[place])), Wish(k=500))
+    place = next(p for p, image in enumerate(crowded.images) if image.label == "class 2")
+    answer = crowded.search(crowded.image_query(int(crowded.ids[place])), SearchOptions(k=500))
     for result in answer.results:
         expected = None if result.label is None else result.label == "class 2"
-        assert result.correct is expected
-    assert answer.query.positives == sum(result.correct is True for result in answer.results)
-    first = next(result.rank for result in answer.results if result.correct)
+        assert result.relevant is expected
+    assert answer.query.positives == sum(result.relevant is True for result in answer.results)
+    first = next(result.rank for result in answer.results if result.relevant)
     assert answer.query.first_hit_rank is not None
     assert first is not None
     assert answer.query.first_hit_rank >= first  # ties count against the query
@@ -104,15 +106,15 @@ def test_labels_decide_what_is_correct(crowded: Gallery) -> None:
 
 def test_wishes_are_checked(crowded: Gallery) -> None:
     with pytest.raises(BadData, match="k must be from 1"):
-        Wish(k=0)
+        SearchOptions(k=0)
     with pytest.raises(BadData, match="k must be from 1"):
-        Wish(k=501)
+        SearchOptions(k=501)
     with pytest.raises(BadData, match="min_probability"):
-        Wish(min_probability=float("nan"))
+        SearchOptions(min_probability=float("nan"))
     with pytest.raises(BadData, match="no calibration"):
-        crowded.search(crowded.picture_query(0), Wish(min_probability=0.5))
-    with pytest.raises(BadData, match="picture 12345: not in this gallery"):
-        crowded.picture_query(12345)
+        crowded.search(crowded.image_query(0), SearchOptions(min_probability=0.5))
+    with pytest.raises(BadData, match="image 12345: not in this gallery"):
+        crowded.image_query(12345)
 
 
 def test_worst_first(gallery: Gallery) -> None:
@@ -127,23 +129,23 @@ def test_worst_first(gallery: Gallery) -> None:
 
 
 def test_compression_and_size_are_the_same_look(photographs: list[Image.Image]) -> None:
-    for picture in photographs:
-        versions = [picture.resize((picture.width // 2, picture.height // 2))]
+    for image in photographs:
+        versions = [image.resize((image.width // 2, image.height // 2))]
         for quality in (60, 85):
             output = io.BytesIO()
-            picture.save(output, format="JPEG", quality=quality)
+            image.save(output, format="JPEG", quality=quality)
             versions.append(Image.open(output).convert("RGB"))
         for version in versions:
-            difference = look_of(picture).astype(int) - look_of(version)
-            assert np.abs(difference).max() <= likeness.TOLERANCE
+            difference = signature_of(image).astype(int) - signature_of(version)
+            assert np.abs(difference).max() <= near_duplicates.TOLERANCE
 
 
-def test_other_pictures_are_another_look(photographs: list[Image.Image]) -> None:
-    looks = np.array([look_of(picture) for picture in photographs])
-    assert not repeated(looks).any()
-    assert repeated(np.concatenate([looks, looks])).tolist() == [False] * len(looks) + [True] * len(
-        looks
-    )
+def test_other_images_are_another_look(photographs: list[Image.Image]) -> None:
+    signatures = np.array([signature_of(image) for image in photographs])
+    assert not mark_near_duplicates(signatures).any()
+    assert mark_near_duplicates(np.concatenate([signatures, signatures])).tolist() == [False] * len(
+        signatures
+    ) + [True] * len(signatures)
 
 
 @pytest.fixture(scope="module")
@@ -155,9 +157,11 @@ def photographs() -> list[Image.Image]:
 
 
 def test_a_chain_of_small_changes_does_not_hide_everything() -> None:
-    # Each is like the one before, but only what is like a picture that is shown is a repetition.
-    looks = np.array([[10 * step] * likeness.LOOK for step in range(10)], dtype=np.uint8)
-    assert repeated(looks).tolist() == [False, True] * 5
+    # Each is like the one before, but only what is like an image that is shown is a repetition.
+    signatures = np.array(
+        [[10 * step] * near_duplicates.SIGNATURE_SIZE for step in range(10)], dtype=np.uint8
+    )
+    assert mark_near_duplicates(signatures).tolist() == [False, True] * 5
 
 
 def test_the_map_descends_the_cost_of_tsne() -> None:
@@ -184,9 +188,9 @@ def test_the_map_descends_the_cost_of_tsne() -> None:
 
 def test_the_map_keeps_groups_together_and_is_always_the_same() -> None:
     chance = np.random.default_rng(1)
-    centres = chance.standard_normal((5, 16))
+    centers = chance.standard_normal((5, 16))
     labels = np.arange(200) % 5
-    vectors = (centres[labels] + 0.3 * chance.standard_normal((200, 16))).astype(np.float32)
+    vectors = (centers[labels] + 0.3 * chance.standard_normal((200, 16))).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     places = layout(vectors)
     np.testing.assert_array_equal(places, layout(vectors))
@@ -198,14 +202,14 @@ def test_the_map_keeps_groups_together_and_is_always_the_same() -> None:
 
 
 @pytest.mark.parametrize(("count", "dim"), [(0, 4), (1, 4), (2, 4), (3, 4), (7, 1), (50, 2)])
-def test_maps_of_few_or_equal_pictures(count: int, dim: int) -> None:
+def test_maps_of_few_or_equal_images(count: int, dim: int) -> None:
     vectors = np.zeros((count, dim), dtype=np.float32)
     vectors[:, 0] = 1
     places = layout(vectors)
     assert places.shape == (count, 2)
 
 
-def test_more_pictures_than_landmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_images_than_landmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     from cbml.gallery import layout as module
 
     monkeypatch.setattr(module, "LANDMARKS", 60)
@@ -222,11 +226,11 @@ def test_more_pictures_than_landmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_models_side_by_side(gallery: Gallery, second: Gallery) -> None:
     moves = counterparts(gallery, second), counterparts(second, gallery)
     for here, there in enumerate(moves[0].tolist()):
-        assert gallery.pictures[here].name == second.pictures[there].name
-    queries = gallery.picture_query(int(gallery.ids[4])), second.picture_query(int(second.ids[4]))
-    sides = compared((gallery, second), queries, moves, 8)
+        assert gallery.images[here].name == second.images[there].name
+    queries = gallery.image_query(int(gallery.ids[4])), second.image_query(int(second.ids[4]))
+    sides = compare_search((gallery, second), queries, moves, 8)
     orders = [
-        [result.name for result in one.search(query, Wish(k=500)).results]
+        [result.name for result in one.search(query, SearchOptions(k=500)).results]
         for one, query in zip((gallery, second), queries, strict=True)
     ]
     for side in (0, 1):
@@ -236,7 +240,7 @@ def test_two_models_side_by_side(gallery: Gallery, second: Gallery) -> None:
             assert result["moved"] == result["other_rank"] - result["rank"]
 
 
-def test_counterparts_of_pictures_that_are_not_there(
+def test_counterparts_of_images_that_are_not_there(
     gallery: Gallery, folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(folder / "class 1", tmp_path / "p" / "class 1")
@@ -244,7 +248,7 @@ def test_counterparts_of_pictures_that_are_not_there(
     small.built(tmp_path / "p", tmp_path / "g")
     with Gallery(tmp_path / "g") as part:
         found = counterparts(gallery, part)
-    expected = [picture.label == "class 1" for picture in gallery.pictures]
+    expected = [image.label == "class 1" for image in gallery.images]
     assert (found >= 0).tolist() == expected
 
 
@@ -259,44 +263,44 @@ def calibration() -> MatchProbability:
 
 
 def test_probabilities_are_those_of_the_calibration(folder: Path, tmp_path: Path) -> None:
-    listed = [one for one in list_pictures(folder) if one.label is not None]
+    listed = [one for one in list_images(folder) if one.label is not None]
     for _ in range(2):  # the second build has nothing to do and changes nothing
         build(small.model(), listed, tmp_path / "g", calibration=calibration())
     with Gallery(tmp_path / "g") as opened:
-        names = np.array([picture.label for picture in opened.pictures])
+        names = np.array([image.label for image in opened.images])
         vectors = opened.store.vectors(opened.ids)
         fitted = calibration().for_gallery(vectors, names)
         assert fitted.by_both is not None
-        query = opened.picture_query(0)
-        everything = opened.search(query, Wish(k=500)).results
+        query = opened.image_query(0)
+        everything = opened.search(query, SearchOptions(k=500)).results
         expected = fitted.probability(
             np.array([result.similarity for result in everything]),
-            result_background=fitted.result_background(
-                vectors, [opened.place(result.id) for result in everything]
+            result_cohort_mean=fitted.result_cohort_mean(
+                vectors, [opened.index_of(result.id) for result in everything]
             ),
             own=True,
         )
         found = np.array([result.probability for result in everything])
         np.testing.assert_allclose(found, expected, atol=1e-6)
-        # As a picture from elsewhere it has one more right picture to find.
-        stranger = opened.search(Query(query.vector, query.look), Wish(k=500)).results
+        # As an image from elsewhere it has one more right image to find.
+        stranger = opened.search(Query(query.vector, query.signature), SearchOptions(k=500)).results
         by_id = {result.id: result.probability or 0 for result in stranger}
         assert all(by_id[result.id] > (result.probability or 0) for result in everything)
         limit = float(np.median(found))
-        some = opened.search(query, Wish(k=500, min_probability=limit))
+        some = opened.search(query, SearchOptions(k=500, min_probability=limit))
         assert [result.id for result in some.results] == [
             result.id for result in everything if (result.probability or 0) >= limit
         ]
         # The filter does not change what the others are worth.
-        few = opened.search(query, Wish(k=500, label="class 1")).results
+        few = opened.search(query, SearchOptions(k=500, label="class 1")).results
         by_id = {result.id: result.probability or 0 for result in everything}
         assert [result.probability for result in few] == [by_id[result.id] for result in few]
 
 
-def test_a_few_pictures_without_a_label_do_not_make_the_labels_unknown(
+def test_a_few_images_without_a_label_do_not_make_the_labels_unknown(
     folder: Path, tmp_path: Path
 ) -> None:
-    listed = list_pictures(folder)
+    listed = list_images(folder)
     assert [one.label for one in listed].count(None) == 1
     build(small.model(), listed, tmp_path / "mostly", calibration=calibration())
     with Gallery(tmp_path / "mostly") as opened:
@@ -310,13 +314,13 @@ def test_a_few_pictures_without_a_label_do_not_make_the_labels_unknown(
         assert opened.state.calibration.own_positives == calibration().positives != small.EACH - 1
 
 
-def test_only_pictures_that_are_shown_are_looked_around(
+def test_only_images_that_are_shown_are_looked_around(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = [one for one in list_pictures(folder) if one.label is not None]
+    listed = [one for one in list_images(folder) if one.label is not None]
     build(small.model(), listed, tmp_path / "g", calibration=calibration())
     with Gallery(tmp_path / "g") as opened:
-        query, searched = opened.picture_query(0), []
+        query, searched = opened.image_query(0), []
         real = opened.store.search
 
         def counted(vectors: Any, k: int) -> Any:
@@ -324,12 +328,12 @@ def test_only_pictures_that_are_shown_are_looked_around(
             return real(vectors, k)
 
         monkeypatch.setattr(opened.store, "search", counted)
-        stranger = Query(query.vector, query.look)
-        first = opened.search(stranger, Wish(k=3)).results
-        again = opened.search(stranger, Wish(k=3)).results
+        stranger = Query(query.vector, query.signature)
+        first = opened.search(stranger, SearchOptions(k=3)).results
+        again = opened.search(stranger, SearchOptions(k=3)).results
         assert searched == [1, 3, 1]  # the second time they are known
         assert first == again
-        monkeypatch.setattr(surroundings, "LARGEST", 5)
-        plain = opened.search(stranger, Wish(k=3)).results
+        monkeypatch.setattr(cohorts, "LARGEST", 5)
+        plain = opened.search(stranger, SearchOptions(k=3)).results
         assert searched[3:] == [1]
         assert [one.probability for one in plain] != [one.probability for one in first]

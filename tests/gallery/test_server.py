@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from cbml.gallery import Gallery, Wish
+from cbml.gallery import Gallery, SearchOptions
 from cbml.gallery.uploads import BODY_LIMIT, READ_SECONDS
 from tests.gallery import hostile, small
 
@@ -37,7 +37,7 @@ def get(port: int, path: str, **options: object) -> httpx.Response:
     return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=60, trust_env=False, **options)  # type: ignore[arg-type]
 
 
-def picture_bytes(seed: int) -> bytes:
+def image_bytes(seed: int) -> bytes:
     output = io.BytesIO()
     small.draw(seed).save(output, format="PNG")
     return output.getvalue()
@@ -85,8 +85,8 @@ def test_a_chunked_body_is_stopped_at_the_limit(port: int) -> None:
     assert get(port, "/health").status_code == 200
 
 
-def test_a_chunked_picture_is_welcome(port: int) -> None:
-    body = picture_bytes(3)
+def test_a_chunked_image_is_welcome(port: int) -> None:
+    body = image_bytes(3)
     pieces = [b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:100], body[100:])]
     said = spoken(port, head(port, "Transfer-Encoding: chunked"), *pieces, b"0\r\n\r\n")
     assert status(said) == 200
@@ -131,7 +131,7 @@ def test_slow_and_silent_clients_hold_nobody_up(port: int) -> None:
             connection.sendall(head(port, "Content-Length: 1000") + b"x")
         elif number % 3 == 1:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: local")
-    answers = [get(port, "/health"), get(port, f"{API}/pictures/0/search?k=3")]
+    answers = [get(port, "/health"), get(port, f"{API}/images/0/search?k=3")]
     assert [answer.status_code for answer in answers] == [200, 200]
     deadline = time.monotonic() + READ_SECONDS + 50
     said = []
@@ -146,17 +146,17 @@ def test_slow_and_silent_clients_hold_nobody_up(port: int) -> None:
 
 def mixed(number: int, count: int) -> tuple[str, str, bytes]:
     """Method, path and body of the n-th request of the load."""
-    picture, kind = number % count, number % 10
+    image, kind = number % count, number % 10
     if kind < 3:
-        return "GET", f"{API}/pictures/{picture}/search?k={1 + number % 20}", b""
+        return "GET", f"{API}/images/{image}/search?k={1 + number % 20}", b""
     if kind < 5:
-        return "POST", f"{API}/search?k=5&hide_duplicates=true", picture_bytes(number % 40)
+        return "POST", f"{API}/search?k=5&hide_duplicates=true", image_bytes(number % 40)
     if kind < 8:
-        return "GET", f"{API}/pictures/{picture}/thumbnail?size=96", b""
+        return "GET", f"{API}/images/{image}/thumbnail?size=96", b""
     if kind == 8:
-        paths = ("info", "labels", "worst?limit=20", "map", "pictures?text=png", "scores")
+        paths = ("info", "labels", "worst?limit=20", "map", "images?text=png", "scores")
         return "GET", f"{API}/{paths[number // 10 % len(paths)]}", b""
-    wrong = ("/pictures/77777", "/pictures/0/search?k=0", "/nothing", "/compare/1?k=4")
+    wrong = ("/images/77777", "/images/0/search?k=0", "/nothing", "/compare/1?k=4")
     return "GET", f"{API}{wrong[number // 10 % len(wrong)]}", b""
 
 
@@ -195,17 +195,20 @@ def hold(gallery: Gallery, process: subprocess.Popen[str], port: int, total: int
     growth = server.memory_info().rss - before
     for number, (code, content) in answers.items():
         method, path, body = mixed(number, len(gallery))
-        expected = {"/pictures/77777": 404, "/pictures/0/search?k=0": 400, "/nothing": 404}
+        expected = {"/images/77777": 404, "/images/0/search?k=0": 400, "/nothing": 404}
         wanted = expected.get(path.removeprefix(API), 404 if "/compare/" in path else 200)
         assert code == wanted, (method, path, content[:200])
         if "/search" in path and code == 200:
-            query, wish = gallery.query(body) if body else None, Wish(k=5, hide_duplicates=True)
+            query, options = (
+                gallery.query(body) if body else None,
+                SearchOptions(k=5, hide_duplicates=True),
+            )
             if query is None:
-                query = gallery.picture_query(int(gallery.ids[number % len(gallery)]))
-                wish = Wish(k=1 + number % 20)
+                query = gallery.image_query(int(gallery.ids[number % len(gallery)]))
+                options = SearchOptions(k=1 + number % 20)
             answer = json.loads(content)
             del answer["took_ms"]
-            assert answer == json.loads(json.dumps(gallery.search(query, wish).as_dict()))
+            assert answer == json.loads(json.dumps(gallery.search(query, options).as_dict()))
     assert growth < 48 * 2**20, f"{growth >> 20} MiB more after {total} requests"
 
 
@@ -224,7 +227,7 @@ def test_too_many_at_once_are_told_to_wait(port: int) -> None:
     """More requests than are taken on at a time: answered or sent away, never an error of ours."""
 
     def ask(number: int) -> int:
-        return get(port, f"{API}/pictures/{number % 30}/search?k=100").status_code
+        return get(port, f"{API}/images/{number % 30}/search?k=100").status_code
 
     with concurrent.futures.ThreadPoolExecutor(100) as pool:
         codes = set(pool.map(ask, range(200)))

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from cbml.gallery import Gallery
-from cbml.gallery.guard import HEADERS, allowed_hosts
+from cbml.gallery.middleware import HEADERS, allowed_hosts
 from cbml.gallery.service import make_app
 from cbml.gallery.thumbnails import ByteCache
 from tests.data import kinds
 from tests.gallery import hostile
 from tests.gallery.asgi import Client
-from tests.gallery.asking import API, message, picture_bytes, upload
+from tests.gallery.asking import API, image_bytes, message, upload
 
 
 @pytest.mark.parametrize("path", hostile.TRAVERSALS)
@@ -44,8 +44,8 @@ def test_no_address_is_ever_fetched(
     for answer in [
         client.post(f"{API}/search", content=address.encode(), headers=headers),
         client.post(f"{API}/search", params={"url": address}, content=b"x", headers=headers),
-        client.get(f"{API}/pictures/0/search", params={"text": address}),
-        client.get(f"{API}/pictures/{httpx.QueryParams({'a': address})}"),
+        client.get(f"{API}/images/0/search", params={"text": address}),
+        client.get(f"{API}/images/{httpx.QueryParams({'a': address})}"),
         client.post(f"{API}/search", content=json.dumps({"url": address}).encode()),
     ]:
         assert answer.status_code in (200, 400, 404, 415, 422)
@@ -57,18 +57,18 @@ def test_no_address_is_ever_fetched(
 def test_foreign_hosts_are_refused(client: Client, host: str) -> None:
     answer = client.get("/health", headers={"host": host})
     assert answer.status_code == 421
-    assert "pictures" not in answer.text
+    assert "images" not in answer.text
 
 
 def test_own_names_are_not(client: Client, gallery: Gallery) -> None:
     for host in ("localhost", "LocalHost:8000", "127.0.0.1:1", "[::1]:8000", "[::1]"):
         assert client.get("/health", headers={"host": host}).status_code == 200
-    hosts = allowed_hosts("0.0.0.0", ["pictures.example.org"])
+    hosts = allowed_hosts("0.0.0.0", ["images.example.org"])
     with Client(make_app(gallery, hosts=hosts)) as open_to_all:
         for host, status in [
             ("10.1.2.3:8000", 200),
             ("[fe80::1]", 200),
-            ("Pictures.Example.org", 200),
+            ("Images.Example.org", 200),
             ("evil.example", 421),
         ]:
             assert open_to_all.get("/health", headers={"host": host}).status_code == status
@@ -77,7 +77,7 @@ def test_own_names_are_not(client: Client, gallery: Gallery) -> None:
 def test_other_sites_are_refused(client: Client) -> None:
     for site in ("cross-site", "same-site"):
         headers = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
-        assert client.get(f"{API}/pictures/0/thumbnail", headers=headers).status_code == 403
+        assert client.get(f"{API}/images/0/thumbnail", headers=headers).status_code == 403
         visit = {"sec-fetch-site": site, "sec-fetch-mode": "navigate"}
         assert client.get("/health", headers=visit).status_code == 200
         assert client.post(f"{API}/search", content=b"x", headers=visit).status_code == 403
@@ -91,7 +91,7 @@ def test_headers_of_every_answer(client: Client) -> None:
         client.get("/nothing"),
         client.get(f"{API}/info?x=1"),
         client.get("/health", headers={"host": "evil.example"}),
-        client.get(f"{API}/pictures/0/thumbnail"),
+        client.get(f"{API}/images/0/thumbnail"),
         client.request("DELETE", f"{API}/info"),
     ]:
         for name, value in HEADERS.items():
@@ -103,30 +103,30 @@ def test_headers_of_every_answer(client: Client) -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/pictures/0/search?k=0", 400),
-        ("/pictures/0/search?k=501", 400),
-        ("/pictures/0/search?k=1e3", 400),
-        ("/pictures/0/search?k=-1", 400),
-        ("/pictures/0/search?k=%D9%A3", 400),
-        ("/pictures/0/search?k=99999999999999999999999", 400),
-        ("/pictures/0/search?k=5&k=6", 400),
-        ("/pictures/0/search?K=5", 400),
-        ("/pictures/0/search?min_probability=nan", 400),
-        ("/pictures/0/search?min_probability=0.5", 400),
-        ("/pictures/0/search?min_probability=2", 400),
-        ("/pictures/0/search?hide_duplicates=1", 400),
-        ("/pictures/0/search?which=other", 400),
-        ("/pictures/0/search?text=" + "a" * 201, 400),
-        ("/pictures/0/thumbnail?size=100", 400),
-        ("/pictures/0/thumbnail?size=100000000", 400),
-        ("/pictures?limit=501", 400),
-        ("/pictures?offset=-1", 400),
-        ("/pictures/-1", 404),
-        ("/pictures/" + "9" * 18, 404),
-        ("/pictures/" + "9" * 6000, 404),
-        ("/pictures/1.0", 404),
-        ("/pictures/0x1", 404),
-        ("/pictures/%D9%A3", 404),
+        ("/images/0/search?k=0", 400),
+        ("/images/0/search?k=501", 400),
+        ("/images/0/search?k=1e3", 400),
+        ("/images/0/search?k=-1", 400),
+        ("/images/0/search?k=%D9%A3", 400),
+        ("/images/0/search?k=99999999999999999999999", 400),
+        ("/images/0/search?k=5&k=6", 400),
+        ("/images/0/search?K=5", 400),
+        ("/images/0/search?min_probability=nan", 400),
+        ("/images/0/search?min_probability=0.5", 400),
+        ("/images/0/search?min_probability=2", 400),
+        ("/images/0/search?hide_duplicates=1", 400),
+        ("/images/0/search?which=other", 400),
+        ("/images/0/search?text=" + "a" * 201, 400),
+        ("/images/0/thumbnail?size=100", 400),
+        ("/images/0/thumbnail?size=100000000", 400),
+        ("/images?limit=501", 400),
+        ("/images?offset=-1", 400),
+        ("/images/-1", 404),
+        ("/images/" + "9" * 18, 404),
+        ("/images/" + "9" * 6000, 404),
+        ("/images/1.0", 404),
+        ("/images/0x1", 404),
+        ("/images/%D9%A3", 404),
         ("/compare/77777", 404),
     ],
 )
@@ -138,37 +138,35 @@ def test_wrong_parameters_are_named(client: Client, path: str, status: int) -> N
 
 def test_methods(client: Client) -> None:
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "POST"):
-        answer = client.request(method, f"{API}/pictures/0")
+        answer = client.request(method, f"{API}/images/0")
         assert answer.status_code == 405
         message(answer)
     assert client.get(f"{API}/search").status_code == 405
     assert client.request("HEAD", f"{API}/info").status_code == 200
 
 
-def test_bodies_that_are_no_pictures(client: Client) -> None:
+def test_bodies_that_are_no_images(client: Client) -> None:
     for kind in ("", "text/plain", "multipart/form-data; boundary=x", "application/json"):
-        answer = client.post(
-            f"{API}/search", content=picture_bytes(), headers={"content-type": kind}
-        )
+        answer = client.post(f"{API}/search", content=image_bytes(), headers={"content-type": kind})
         assert answer.status_code == 415
         assert "Content-Type" in message(answer)
     for body, words in [
         (b"", "empty"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a picture"),
-        (b"%PDF-1.4", "not a picture"),
-        (picture_bytes()[:200], "damaged"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
+        (b"%PDF-1.4", "not an image"),
+        (image_bytes()[:200], "damaged"),
         (kinds.bomb(60_000), "pixels"),
     ]:
         answer = upload(client, body)
         assert answer.status_code == 422
         assert words in message(answer)
-    assert upload(client, picture_bytes()).status_code == 200
+    assert upload(client, image_bytes()).status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_mutated_pictures_are_answered(client: Client, kind: str) -> None:
+def test_mutated_images_are_answered(client: Client, kind: str) -> None:
     chance = np.random.default_rng(0)
-    content = picture_bytes(kind=kind)
+    content = image_bytes(kind=kind)
     for _ in range(25):
         damaged = bytearray(content)
         for place in chance.integers(0, len(damaged), 4):

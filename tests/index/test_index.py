@@ -1,14 +1,16 @@
 """An index finds what plain loops find, keeps its ids and refuses what it cannot use."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import cbml
 from cbml.errors import BadData
-from cbml.index import KINDS, Index
-from cbml.index.rows import Vectors
-from tests.index.rows import clustered_rows, random_ids, random_rows, tied_rows, unit
-from tests.oracles.neighbours import nearest
+from cbml.index import KINDS, Index, open_store
+from cbml.index.vectors import Vectors
+from tests.index.vectors import clustered_rows, random_ids, random_rows, tied_rows, unit
+from tests.oracles.neighbors import nearest
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -203,3 +205,17 @@ def test_bad_settings_are_refused() -> None:
         Index(0)
     with pytest.raises(ValueError, match="kind must be one of flat, sq8, hnsw, got 'ivf'"):
         Index(8, kind="ivf")  # type: ignore[arg-type]
+
+
+def test_an_index_is_a_store_that_knows_its_folder(tmp_path: Path) -> None:
+    index = Index(16)
+    with pytest.raises(ValueError, match="never saved or loaded"):
+        index.save()
+    index.add(random_rows(0, 5))
+    index.save(tmp_path / "index")
+    store = open_store("faiss", dim=16, folder=tmp_path / "index")
+    assert isinstance(store, Index)
+    store.add(random_rows(1, 3))
+    store.save()
+    store.close()
+    assert len(Index.load(tmp_path / "index")) == 8

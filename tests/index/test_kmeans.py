@@ -18,7 +18,7 @@ def blobs(number: int, size: int, dim: int = 8) -> tuple[NDArray[Any], NDArray[n
 
 
 def check_sound(found: Clusters, rows: NDArray[Any]) -> None:
-    """Each vector is with its nearest centre, and the sizes and the objective say so."""
+    """Each vector is with its nearest center, and the sizes and the objective say so."""
     distances = ((rows[:, None] - found.centers[None]) ** 2).sum(axis=2)  # (N, K)
     own = distances[np.arange(len(rows)), found.assignments]
     np.testing.assert_allclose(own, distances.min(axis=1), rtol=1e-3, atol=1e-3)
@@ -31,8 +31,8 @@ def check_sound(found: Clusters, rows: NDArray[Any]) -> None:
 
 
 @pytest.mark.parametrize(("number", "size"), [(1, 5), (3, 30), (40, 60), (7, 500), (2, 2000)])
-def test_centres_are_means_and_vectors_are_with_the_nearest(number: int, size: int) -> None:
-    """Means of all their vectors: faiss would take a sample of 256 for each centre."""
+def test_centers_are_means_and_vectors_are_with_the_nearest(number: int, size: int) -> None:
+    """Means of all their vectors: faiss would take a sample of 256 for each center."""
     rows, _ = blobs(number, size)
     found = kmeans(rows, number, iterations=60)
     check_sound(found, rows)
@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_clusters_and_another_may_not() -> None:
 
 
 @pytest.mark.parametrize("clusters", [3, 4, 50])
-def test_no_more_centres_than_distinct_vectors(clusters: int) -> None:
+def test_no_more_centers_than_distinct_vectors(clusters: int) -> None:
     distinct = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     rows = distinct[[0, 1, 0, 2, 2, 2, 1]]
     found = kmeans(rows, clusters)
@@ -83,7 +83,7 @@ def test_duplicates_may_leave_clusters_empty_but_nothing_breaks() -> None:
 
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    """faiss would warn below 39 vectors per centre."""
+    """faiss would warn below 39 vectors per center."""
     rows, _ = blobs(4, 50)
     kmeans(rows, 20)
     kmeans(rows, 100)
@@ -91,7 +91,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert printed.out == printed.err == ""
 
 
-def test_spherical_centres_are_unit_vectors_and_length_does_not_matter() -> None:
+def test_spherical_centers_are_unit_vectors_and_length_does_not_matter() -> None:
     rows, _ = blobs(5, 300)
     scale = np.random.default_rng(1).uniform(0.001, 1000.0, size=(300, 1)).astype(np.float32)
     found, scaled = (kmeans(part, 5, spherical=True) for part in (rows, rows * scale))

@@ -13,12 +13,11 @@ import pytest
 
 from cbml.errors import BadData, MissingExtra
 from cbml.index import Store, open_store
-from cbml.index.collection import Collection
-from cbml.index.milvus import MilvusStore
+from cbml.index.milvus import Collection, MilvusStore
 from tests.index.milvus_server import MilvusServer
-from tests.index.rows import random_ids, random_rows, tied_rows
 from tests.index.test_index import BAD_IDS, BAD_ROWS
-from tests.oracles.neighbours import nearest
+from tests.index.vectors import random_ids, random_rows, tied_rows
+from tests.oracles.neighbors import nearest
 
 STORES = ["faiss", "lite", "server"]
 numbers = itertools.count()
@@ -118,7 +117,7 @@ def test_a_store_refuses_bad_rows_and_adds_nothing(reopen: Reopen) -> None:
 def test_more_rows_than_a_message_and_a_page_hold(
     reopen: Reopen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbml.index.collection.MESSAGE_BYTES", 2**16)
+    monkeypatch.setattr("cbml.index.milvus.MESSAGE_BYTES", 2**16)
     monkeypatch.setattr("cbml.index.milvus.IDS_AT_ONCE", 300)
     monkeypatch.setattr("cbml.index.milvus.LARGEST_PAGE", 500)
     store, rows = reopen(), random_rows(0, 1700)
@@ -138,7 +137,7 @@ def test_a_connection_lost_in_mid_insert_leaves_nothing_to_see(
     reopen: Reopen, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of two messages of rows is lost, or the mark that comes after them."""
-    monkeypatch.setattr("cbml.index.collection.MESSAGE_BYTES", 128 * 50)
+    monkeypatch.setattr("cbml.index.milvus.MESSAGE_BYTES", 128 * 50)
     store = reopen()
     store.add(random_rows(0, 20))
     client = store._rows._client  # type: ignore[attr-defined]
@@ -196,7 +195,7 @@ def test_kill_minus_nine_loses_nothing_and_shows_nothing_half(
     milvus_server: MilvusServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Rows that were confirmed, flushed or not, are there; those of a cut `add` are not."""
-    monkeypatch.setattr("cbml.index.collection.MESSAGE_BYTES", 2**16)
+    monkeypatch.setattr("cbml.index.milvus.MESSAGE_BYTES", 2**16)
     store = MilvusStore(milvus_server.address, 16, name="killed", timeout=5)
     rows = random_rows(0, 3000)
     store.add(rows[:1000])

@@ -24,13 +24,16 @@ def total(loss: CBMLLoss, rows: Tensor, labels: Tensor) -> Tensor:
     if loss.delta == "derived":
         delta_p = torch.where(both, n / p.clamp(min=1) ** 2, 0.0)
         delta_n = torch.where(both, p / n.clamp(min=1) ** 2, 0.0)
+    elif loss.delta == "mean":
+        delta_p, delta_n = 1 / p.clamp(min=1), 1 / n.clamp(min=1)
     else:
         delta_p = delta_n = torch.full_like(p, float(loss.delta))
     keep = torch.ones_like(p)
     if loss.skip_easy_anchors:
         keep = (hard_positive.any(dim=1) & hard_negative.any(dim=1)).double()
-    value = side(loss, loss.ratio.positive, similarity, hard_positive, delta_p)
-    value = value + side(loss, loss.ratio.negative, similarity, hard_negative, delta_n)
+    value = side(loss, loss.ratio.negative, similarity, hard_negative, delta_n)
+    pull = side(loss, loss.ratio.positive, similarity, hard_positive, delta_p)
+    value = value + loss.positive_weight * pull
     positive_mean = (similarity * positive).sum(dim=1) / p.clamp(min=1)
     negative_mean = (similarity * negative).sum(dim=1) / n.clamp(min=1)
     target = loss.target_mix * positive_mean + (1 - loss.target_mix) * negative_mean

@@ -14,8 +14,8 @@ KINDS = [
     "ordinary",
     "no positives",
     "no negatives",
-    "one picture",
-    "two pictures",
+    "one image",
+    "two images",
     "duplicates",
     "opposite",
     "collapsed",
@@ -28,7 +28,7 @@ KINDS = [
 def make_batch(kind: str, chance: random.Random) -> tuple[Tensor, Tensor]:
     """Embeddings in float64 and labels of one kind."""
     generator = torch.Generator().manual_seed(chance.getrandbits(40))
-    size = {"one picture": 1, "two pictures": 2}.get(kind, chance.randint(2, 14))
+    size = {"one image": 1, "two images": 2}.get(kind, chance.randint(2, 14))
     dim = chance.choice([2, 3, 8])
     labels = torch.randint(0, chance.randint(1, 5), (size,), generator=generator) * 7 - 3
     if kind == "no positives":
@@ -63,7 +63,8 @@ class Setting:
 
 def make_setting(chance: random.Random) -> Setting:
     averaging: Literal["log", "sqrt", "const"] = chance.choice(["log", "log", "sqrt", "const"])
-    delta: float | Literal["derived"] = chance.choice([1.0, 0.25, "derived"])
+    delta: float | Literal["derived", "mean"] = chance.choice([1.0, 0.25, "derived", "mean"])
+    omega = chance.choice([1.0, 1.0, 0.0, 3.5])
     epsilon = chance.choice([0.1, 0.1, 0.0, 0.5, -0.2, None])
     weight, gamma = chance.choice([0.0, 0.001, 1.0, 20.0]), chance.choice([0.0, 0.2, 0.5, 1.0])
     reduction: Literal["mean", "sum"] = chance.choice(["mean", "sum"])
@@ -107,12 +108,15 @@ def make_setting(chance: random.Random) -> Setting:
         averaging=averaging,
         delta=delta,
         mining_margin=epsilon,
+        positive_weight=omega,
         variance_weight=weight,
         target_mix=gamma,
         variance_reduction=reduction,
         skip_easy_anchors=skip,
     )
-    oracle = literal.Oracle(phi_p, phi_n, averaging, delta, epsilon, weight, gamma, reduction, skip)
+    oracle = literal.Oracle(
+        phi_p, phi_n, averaging, delta, epsilon, weight, gamma, reduction, skip, omega
+    )
     return Setting(loss, oracle)
 
 

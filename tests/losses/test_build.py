@@ -38,6 +38,20 @@ def test_proxies_are_as_asked() -> None:
     assert torch.equal(first, again)
 
 
+def test_names_are_taken_in_any_case() -> None:
+    assert isinstance(built("CBML", Mining_Margin=0.2, ratio="Fine_Grained"), CBMLLoss)
+    assert built("Cbml", ratio="Fine_Grained").ratio == LinearRatio()
+    assert built("CBML", **{"Ratio.Negative_Center": 0.75}).ratio.negative_center == 0.75
+    assert built("cbml", averaging="SQRT").averaging == "sqrt"
+    assert CBMLLoss.paper("InShop").variance_weight == 0.001  # type: ignore[arg-type]
+    assert built("Triplet_Easy_Positive", negatives="Hard").negatives == "hard"
+
+
+def test_margin_has_one_boundary_for_each_class() -> None:
+    assert tuple(built("margin").beta.shape) == (CLASSES,)
+    assert tuple(built("margin", num_classes=None).beta.shape) in {(), (1,)}
+
+
 def test_the_constraint_s_options_reach_it() -> None:
     loss = built("multi_similarity", variance_weight=3, target_mix=0.5, variance_reduction="sum")
     assert (loss.variance_weight, loss.variance.target_mix, loss.variance.reduction) == (

@@ -9,12 +9,14 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_ind
 from torch import Tensor
 
 from cbml import CBMLLoss, LinearRatio, MetricVariance, QuadraticRatio
-from cbml.losses import PRODUCTS, kernel
+from cbml.losses import PRODUCTS, kernel, terms
 from tests.losses import autograd
 from tests.losses.cases import KINDS, distance_from_an_edge, make_batch, make_setting
 from tests.oracles import contrastive_bayesian as literal
 
 STEP = 1e-6
+# Batches without positives are among the cases.
+pytestmark = pytest.mark.filterwarnings("ignore:no two images of this batch share a label")
 
 
 def values(loss: CBMLLoss, rows: Tensor, labels: Tensor) -> list[float]:
@@ -281,13 +283,76 @@ def test_the_loss_works_in_a_compiled_function() -> None:
     plain, compiled = (torch.randn(12, 4).requires_grad_() for _ in range(2))
     compiled.data.copy_(plain.data)
 
-    @torch.compile(backend="aot_eager")
+    @torch.compile(backend="aot_eager", fullgraph=True)
     def step(rows: Tensor) -> Tensor:
         return loss(rows * 2.0, labels) + rows.sum()
 
     step(compiled).backward()
     (loss(plain * 2.0, labels) + plain.sum()).backward()
     torch.testing.assert_close(compiled.grad, plain.grad)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_references_pairs_and_other_sizes_compile_whole() -> None:
+    loss = CBMLLoss.paper("sop")
+
+    def step(rows: Tensor, labels: Tensor, refs: Tensor) -> Tensor:
+        listed = (labels, labels, labels)
+        total = loss(rows, labels, None, refs, labels) + loss(rows, labels, listed)
+        return total + loss(rows, labels, None, rows, labels) + MetricVariance()(rows, labels)
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for size in (12, 20, 33):
+        labels = torch.arange(size) % 3
+        plain = [torch.randn(size, 4, requires_grad=True) for _ in range(2)]
+        whole = [leaf.detach().clone().requires_grad_() for leaf in plain]
+        step(plain[0], labels, plain[1]).backward()
+        compiled(whole[0], labels, whole[1]).backward()
+        for leaf, other in zip(plain, whole, strict=True):
+            torch.testing.assert_close(leaf.grad, other.grad)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            compiled(whole[0], labels, whole[1]), step(whole[0], labels, whole[1])
+        )
+    with pytest.raises(ValueError, match="embeddings holds NaN or infinity in 33 of 33 rows"):
+        compiled(torch.full((33, 4), math.nan), labels, whole[1])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_the_operator_keeps_the_rules_of_torch() -> None:
+    """Schema, fake kernel, gradients and traced form agree with each other."""
+    for grads in (False, True):
+        rows, refs = (torch.randn(size, 4, requires_grad=grads) for size in (6, 5))
+        labels, ref_labels = torch.arange(6) % 2, torch.arange(5) % 2
+        exponents = [0.0, -4.0, 2.0, 0.0, 20.0, -10.0]
+        options = (exponents, "log", 1.0, "", 0.1, False, 1.0, 1.0, 0.2, False)
+        with_refs = (rows, refs, labels, ref_labels, None, None, *options, grads, grads)
+        torch.library.opcheck(terms._operator, with_refs)
+        torch.library.opcheck(
+            terms._operator, (rows, None, labels, None, None, None, *options, grads, False)
+        )
+
+
+def test_the_loss_can_be_exported() -> None:
+    rows, labels = torch.randn(12, 4), torch.arange(12) % 3
+    loss = CBMLLoss()
+    program = torch.export.export(loss, (rows, labels))
+    torch.testing.assert_close(program.module()(rows, labels), loss(rows, labels))
+
+
+def test_the_gradient_as_a_function() -> None:
+    rows, refs = (torch.randn(size, 4, requires_grad=True) for size in (12, 9))
+    labels, ref_labels = torch.arange(12) % 3, torch.arange(9) % 3
+    loss = CBMLLoss.paper("sop")
+
+    def value(rows: Tensor, refs: Tensor) -> Tensor:
+        return loss(rows, labels) + loss(rows, labels, None, refs, ref_labels)
+
+    value(rows, refs).backward()
+    found = torch.func.grad(value, argnums=(0, 1))(rows.detach(), refs.detach())
+    torch.testing.assert_close(found, (rows.grad, refs.grad))
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        torch.func.grad(lambda x: torch.func.grad(value)(x, refs).square().sum())(rows.detach())
 
 
 def test_only_the_total_carries_a_gradient() -> None:

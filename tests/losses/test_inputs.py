@@ -1,6 +1,7 @@
 """Wrong input gets an error that names the argument, the rows and the remedy."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -25,11 +26,21 @@ def with_row(row: int, value: float) -> torch.Tensor:
         ((ROWS[0], LABELS), r"embeddings must have shape \(batch, dim\), got \(4,\)"),
         ((ROWS[:, :0], LABELS), r"embeddings must have shape"),
         ((ROWS.long(), LABELS), "embeddings must hold floating point numbers"),
-        (([[1.0]], LABELS), r"embeddings must be a torch\.Tensor, got list"),
+        (([[1, 2]], LABELS), "embeddings must hold floating point numbers"),
+        (([*ROWS], LABELS), r"embeddings is a list of tensors: use torch\.stack\(embeddings\)"),
+        (({1: 2}, LABELS), "embeddings must be a tensor, a numpy array or a list, got dict"),
+        (([[1.0, 2.0], [1.0]], LABELS), "embeddings must hold numbers in rows of one length"),
+        (([[None, 1.0]], LABELS), "embeddings must hold numbers"),
         ((ROWS, LABELS[:5]), r"labels must have shape \(6,\).*got \(5,\)"),
         ((ROWS, LABELS[:, None]), r"labels must have shape \(6,\)"),
         ((ROWS, LABELS.float()), "labels must be integers"),
-        ((ROWS, [0, 0, 1, 1, 2, 2]), "labels must be a torch.Tensor, got list"),
+        ((ROWS, [0.5] * 6), "labels must be integers"),
+        (
+            (ROWS, list("aabbcc")),
+            r"labels are strings: .*numpy\.unique\(names, return_inverse=True",
+        ),
+        ((ROWS, np.array(["cat", "dog"] * 3)), "labels are strings: number them"),
+        ((ROWS, np.array(["cat", "dog"] * 3, dtype=object)), "labels are strings: number them"),
         ((with_row(3, math.nan), LABELS), "embeddings holds NaN or infinity in 1 of 6 rows: 3"),
         ((with_row(2, math.inf), LABELS), "embeddings holds NaN or infinity in 1 of 6 rows: 2"),
         ((with_row(5, 0.0), LABELS), "embeddings holds only zeros.*in 1 of 6 rows: 5"),
@@ -64,7 +75,7 @@ def test_bad_input_names_the_argument(
             {"averaging": "logs"},
             "averaging must be one of 'log', 'sqrt', 'const'.*did you mean 'log'",
         ),
-        ({"delta": "derive"}, "delta must be one of 'derived'"),
+        ({"delta": "derive"}, "delta must be one of 'derived', 'mean'"),
         ({"delta": 0.0}, "delta must be above zero"),
         ({"skip_easy_anchors": "false"}, "skip_easy_anchors must be True or False"),
         ({"averaging": "sqrt", "delta": 1e38}, r"averaging='sqrt' sums exponentials"),
@@ -114,3 +125,27 @@ def test_numbers_of_numpy_are_numbers() -> None:
     )
     assert loss.variance_weight == 0.5
     assert loss(ROWS, LABELS).isfinite()
+
+
+def test_the_line_that_numbers_strings_does() -> None:
+    names = ["cat", "cat", "dog", "dog", "eel", "eel"]
+    with pytest.raises(TypeError) as error:
+        CBMLLoss()(ROWS, names)  # type: ignore[arg-type]
+    line = str(error.value).split("labels = ")[1]
+    labels = eval(line, {"torch": torch, "numpy": np, "names": names})
+    assert torch.equal(CBMLLoss()(ROWS, labels), CBMLLoss()(ROWS, LABELS))
+
+
+def test_a_batch_without_positives_is_mentioned_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for loss in (CBMLLoss(), CBMLLoss(), MetricVariance()):
+            loss(ROWS, torch.arange(6))
+    assert len(caught) == 1
+    assert "no two images of this batch share a label" in str(caught[0].message)
+    assert "ClassBalancedSampler" in str(caught[0].message)
+    # Nothing to say of an empty batch, of references, or of what a miner chose.
+    CBMLLoss()(ROWS[:0], LABELS[:0])
+    CBMLLoss()(ROWS, torch.arange(6), None, ROWS.clone(), LABELS + 10)
+    nothing = torch.empty(0, dtype=torch.int64)
+    CBMLLoss()(ROWS, LABELS, (nothing, nothing, nothing, nothing))

@@ -12,7 +12,9 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import Tensor
 
 from cbml import CBMLLoss, MetricVariance
-from cbml.losses.interop import CrossBatchMemory, LibraryLoss
+from cbml.losses import WithVariance, interop
+from cbml.losses.baselines import BASELINES
+from cbml.losses.interop import CrossBatchMemory, LibraryLoss, SelfSupervisedLoss
 from tests.oracles import contrastive_bayesian as literal
 
 CUB = literal.linear(0.5, 0.5, 1.0, 0.01)
@@ -99,9 +101,77 @@ def against_memory(
     return literal.terms(oracle, rows, labels, others, other_labels, positive, negative)[3]
 
 
-def test_the_library_memory_refuses_unknown_names_which_is_why_ours_exists() -> None:
-    with pytest.raises(Exception, match="not supported for CBMLLoss"):
-        losses.CrossBatchMemory(CBMLLoss(), embedding_size=8)
+def test_a_saved_memory_goes_on_equally() -> None:
+    def new() -> CrossBatchMemory:
+        return CrossBatchMemory(CBMLLoss(), embedding_size=8, memory_size=60)
+
+    for steps in (1, 4):  # before and after the queue of 60 wraps around
+        unbroken, resumed = new(), new()
+        for step in range(steps):
+            rows, labels = batch(20 + step)
+            unbroken(rows.float(), labels)
+        resumed.load_state_dict(unbroken.state_dict())
+        for step in range(3):
+            rows, labels = batch(30 + step)
+            assert torch.equal(unbroken(rows.float(), labels), resumed(rows.float(), labels))
+    unbroken.reset_queue()
+    torch.testing.assert_close(unbroken(rows, labels), new()(rows, labels))
+
+
+MINING = ["margin", "multi_similarity", "triplet_easy_positive", "triplet_semihard"]
+
+
+@pytest.mark.parametrize("name", MINING)
+def test_a_loss_that_mines_goes_on_mining_in_the_memory(name: str) -> None:
+    """With nothing but the batch itself in the memory, the value is the plain one."""
+    rows, labels = batch(5)
+    for wrap in (lambda loss: loss, lambda loss: WithVariance(loss, variance_weight=0.0)):
+        memory = CrossBatchMemory(
+            wrap(BASELINES[name]().double()), embedding_size=8, memory_size=60
+        )
+        torch.testing.assert_close(memory(rows, labels), BASELINES[name]().double()(rows, labels))
+
+
+def test_mining_in_the_memory_sees_all_of_it() -> None:
+    memory = CrossBatchMemory(BASELINES["multi_similarity"](), embedding_size=8, memory_size=60)
+    other = BASELINES["multi_similarity_xbm"](
+        embedding_size=8, memory_size=60, warmup_steps=0, batch_weight=0.0
+    ).double()
+    for step in range(5):
+        rows, labels = batch(40 + step)
+        torch.testing.assert_close(memory(rows, labels), other(rows, labels))
+
+
+def test_a_miner_that_is_given_comes_first() -> None:
+    rows, labels = batch(6)
+    inner = miners.MultiSimilarityMiner(epsilon=10.0)  # all pairs
+    memory = CrossBatchMemory(BASELINES["multi_similarity"](), 8, 60, miner=inner)
+    everything = BASELINES["multi_similarity"](mining_margin=10.0)(rows, labels)
+    torch.testing.assert_close(memory(rows, labels), everything)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_two_views_are_the_two_members_of_a_class(symmetric: bool) -> None:
+    first, second = batch(7)[0], batch(8)[0]
+    labels, loss = torch.arange(len(first)), CBMLLoss.paper("sop")
+    found = SelfSupervisedLoss(loss, symmetric=symmetric)(first, second)
+    expected = loss(first, labels, None, second, labels.clone())
+    if symmetric:
+        expected = loss(torch.cat([first, second]), labels.repeat(2))
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_the_library_says_is_in_the_text_that_names_the_adapter() -> None:
+    text = " ".join(str(interop.__doc__).split())
+    for adapter, make in {
+        "CrossBatchMemory": lambda: losses.CrossBatchMemory(CBMLLoss(), embedding_size=8),
+        "SelfSupervisedLoss": lambda: losses.SelfSupervisedLoss(CBMLLoss()),
+        "LibraryLoss": lambda: DistributedLossWrapper(CBMLLoss()),
+    }.items():
+        with pytest.raises(Exception, match=r"not supported|must extend") as error:
+            make()
+        assert str(error.value) in text
+        assert f"`{adapter}`" in text
 
 
 def test_multiple_losses_add_the_constraint_to_any_loss() -> None:
@@ -115,6 +185,10 @@ def test_multiple_losses_add_the_constraint_to_any_loss() -> None:
     assert mined(rows, labels).item() > 0
 
 
+# Their own positive is each image's easiest, a miner's hardest, or no pair at all.
+IN_PROCESSES = ["contrastive", "lifted_structure", "nt_xent", "triplet_easy_positive"]
+
+
 def work(rank: int, folder: str, port: int, efficient: bool) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
@@ -125,7 +199,13 @@ def work(rank: int, folder: str, port: int, efficient: bool) -> None:
         wrapped = DistributedLossWrapper(LibraryLoss(CBMLLoss.paper("sop")), efficient=efficient)
         loss = wrapped(leaf, labels[half])
         loss.backward()
-        torch.save((loss.detach(), leaf.grad), Path(folder) / f"{rank}.pt")
+        baselines = [BASELINES[name]() for name in IN_PROCESSES]
+        baselines.append(BASELINES["proxy_anchor"](num_classes=6, embedding_size=8).double())
+        values = [
+            DistributedLossWrapper(LibraryLoss(baseline))(rows[half], labels[half])
+            for baseline in baselines
+        ]
+        torch.save((loss.detach(), leaf.grad, torch.stack(values)), Path(folder) / f"{rank}.pt")
     finally:
         torch.distributed.destroy_process_group()
 
@@ -146,6 +226,12 @@ def test_two_processes_compute_the_loss_of_one(tmp_path: Path, efficient: bool) 
     if efficient:  # each process has the anchors of its own half
         torch.testing.assert_close((parts[0][0] + parts[1][0]) / 2, 2 * loss.detach())
     else:
-        for value, _ in parts:
+        for value, *_ in parts:
             torch.testing.assert_close(value, 2 * loss.detach())
+        baselines = [BASELINES[name]() for name in IN_PROCESSES]
+        baselines.append(BASELINES["proxy_anchor"](num_classes=6, embedding_size=8).double())
+        for place, baseline in enumerate(baselines):
+            plain = baseline(rows.detach(), labels)
+            for part in parts:
+                torch.testing.assert_close(part[2][place], 2 * plain)
         torch.testing.assert_close(torch.cat([part[1] for part in parts]), 2 * rows.grad)

@@ -9,6 +9,9 @@ from torch import Tensor
 from cbml import CBMLLoss, LinearRatio, MetricVariance
 from tests.oracles import contrastive_bayesian as literal
 
+# Batches without positives are among the cases.
+pytestmark = pytest.mark.filterwarnings("ignore:no two images of this batch share a label")
+
 CUB = literal.linear(0.5, 0.5, 1.0, 0.01)
 
 
@@ -70,7 +73,7 @@ def test_l2_the_divisor_stays_the_batch_size() -> None:
 
 def test_l3_self_is_masked_by_index_and_true_duplicates_count() -> None:
     rows, labels = batch(size=8, classes=2)
-    rows[2] = rows[0]  # the same picture twice in its class
+    rows[2] = rows[0]  # the same image twice in its class
     loss = CBMLLoss.paper("cub", mining_margin=None)
     expected = by_oracle(literal.Oracle(*CUB, epsilon=None), rows, labels)
     assert loss(rows, labels).item() == pytest.approx(expected[3], rel=1e-10)

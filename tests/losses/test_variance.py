@@ -12,6 +12,9 @@ from cbml.losses import WithVariance
 from tests.losses.cases import KINDS, make_batch
 from tests.oracles import contrastive_bayesian as literal
 
+# Batches without positives are among the cases.
+pytestmark = pytest.mark.filterwarnings("ignore:no two images of this batch share a label")
+
 
 def test_the_constraint_alone_equals_the_oracle() -> None:
     chance = random.Random(2)

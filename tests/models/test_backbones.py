@@ -125,9 +125,9 @@ def test_what_each_network_expects() -> None:
     assert (caffe.order, caffe.scale, caffe.mean) == ("BGR", 1.0, (104.0, 117.0, 128.0))
     assert (caffe.resize, caffe.crop) == (256, 227)
     orange = torch.tensor([255, 130, 10], dtype=torch.uint8).view(3, 1, 1)
-    assert caffe.normalise(orange).flatten().tolist() == [10 - 104, 130 - 117, 255 - 128]
+    assert caffe.normalize(orange).flatten().tolist() == [10 - 104, 130 - 117, 255 - 128]
     lite = rows["efficientnet_lite0"].preprocessing
     assert lite.crop == 224
     white = torch.full((3, 1, 1), 255, dtype=torch.uint8)
-    assert lite.normalise(white).flatten().tolist() == [1.0, 1.0, 1.0]
-    assert lite.normalise(torch.zeros_like(white)).flatten().tolist() == [-1.0, -1.0, -1.0]
+    assert lite.normalize(white).flatten().tolist() == [1.0, 1.0, 1.0]
+    assert lite.normalize(torch.zeros_like(white)).flatten().tolist() == [-1.0, -1.0, -1.0]

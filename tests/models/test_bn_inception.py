@@ -65,7 +65,7 @@ def public_state(seed: int = 0) -> dict[str, Tensor]:
     return state
 
 
-def literal_forward(state: dict[str, Tensor], pictures: Tensor) -> Tensor:
+def literal_forward(state: dict[str, Tensor], images: Tensor) -> Tensor:
     """The network as a list of steps over the state dict; strides and pools as in Caffe."""
 
     def unit(name: str, x: Tensor, stride: int = 1) -> Tensor:
@@ -80,7 +80,7 @@ def literal_forward(state: dict[str, Tensor], pictures: Tensor) -> Tensor:
         odd = [(side - 3) % 2 for side in x.shape[2:]]
         return functional.max_pool2d(functional.pad(x, (0, odd[1], 0, odd[0]), value=-1e30), 3, 2)
 
-    x = pool_up(unit("conv1_7x7_s2", pictures, 2))
+    x = pool_up(unit("conv1_7x7_s2", images, 2))
     x = pool_up(unit("conv2_3x3", unit("conv2_3x3_reduce", x)))
     for block in ["3a", "3b", "3c", "4a", "4b", "4c", "4d", "4e", "5a", "5b"]:
         name = f"inception_{block}_"
@@ -116,9 +116,9 @@ def test_the_forward_pass_equals_the_literal_one(side: int) -> None:
     state = {name: value.double() for name, value in public_state().items()}
     network = BNInception().double().eval()
     network.load_state_dict({k: v for k, v in state.items() if not k.startswith("last_linear")})
-    pictures = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1)).double()
+    images = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1)).double()
     with torch.no_grad():
-        ours, literal = network(pictures), literal_forward(state, pictures)
+        ours, literal = network(images), literal_forward(state, images)
     assert ours.shape == (1, 1024, side // 32, side // 32)
     assert float(literal.abs().max()) > 1e-3, "a dead network would agree with anything"
     torch.testing.assert_close(ours, literal, rtol=1e-9, atol=1e-9 * float(literal.abs().max()))

@@ -12,12 +12,12 @@ from cbml.models import BATCH_NORMS, POOLINGS, Embedder, Preprocessing, find_bac
 from tests.oracles.pooling import pooled
 
 
-def some_pictures(count: int = 4, side: int = 32, seed: int = 0) -> torch.Tensor:
+def some_images(count: int = 4, side: int = 32, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
 
 
 def test_vectors_have_length_one_and_the_right_size() -> None:
-    vectors = Embedder("conv4", dim=7)(some_pictures())
+    vectors = Embedder("conv4", dim=7)(some_images())
     assert vectors.shape == (4, 7)
     assert vectors.dtype == torch.float32
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(4))
@@ -45,19 +45,19 @@ def test_the_seed_decides_and_nobody_elses_numbers_move() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in POOLINGS if kind != "backbone"])
 def test_pooling_equals_its_oracle(kind: str) -> None:
     model = Embedder("conv4", dim=5, pooling=kind).eval()
-    pictures = some_pictures(2, side=48)
+    images = some_images(2, side=48)
     with torch.no_grad():
-        maps = model.backbone(pictures)
+        maps = model.backbone(images)
         features = torch.tensor(
             [[pooled(place.flatten().tolist(), kind) for place in one] for one in maps]
         )
         expected = nn.functional.normalize(features @ model.head.weight.T)
-        torch.testing.assert_close(model(pictures), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_power_of_the_generalised_mean_is_learnt_with_the_head() -> None:
+def test_the_power_of_the_generalized_mean_is_learnt_with_the_head() -> None:
     model = Embedder("conv4", dim=5, pooling="generalized_mean")
-    model(some_pictures())[:, 0].sum().backward()
+    model(some_images())[:, 0].sum().backward()
     assert model.gem is not None
     assert model.gem.power.grad is not None
     assert float(model.gem.power.grad.abs()) > 0
@@ -78,7 +78,7 @@ def test_batch_norm_stays_as_asked(mode: str) -> None:
     statistics = [torch.as_tensor(norm.running_mean).clone() for norm in norms]
     weights = [norm.weight.clone() for norm in norms]
     optimizer = torch.optim.SGD(model.parameter_groups(0.1), weight_decay=0.1)
-    model(some_pictures(side=64))[:, 0].sum().backward()
+    model(some_images(side=64))[:, 0].sum().backward()
     optimizer.step()
     statistics_moved = [
         not torch.equal(torch.as_tensor(norm.running_mean), old)
@@ -112,13 +112,13 @@ def test_parameter_groups_hold_every_trained_parameter_once() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_head_and_the_length_are_float32_under_autocast(dtype: torch.dtype) -> None:
     model = Embedder("conv4", dim=6).eval()
-    pictures = some_pictures()
+    images = some_images()
     with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
-        vectors = model(pictures)
+        vectors = model(images)
     assert vectors.dtype == torch.float32
     assert float((vectors.norm(dim=1) - 1).abs().max()) < 1e-6
     with torch.no_grad():
-        torch.testing.assert_close(vectors, model(pictures), atol=0.05, rtol=0)
+        torch.testing.assert_close(vectors, model(images), atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -163,22 +163,23 @@ def test_senseless_preprocessing_is_refused(options: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("shape", [(300, 200), (200, 300), (40, 41), (1, 5000), (5000, 1), (1, 1)])
 @pytest.mark.parametrize("crop", [227, 96, 32])
-def test_pictures_are_framed_as_the_data_room_frames_them(
-    shape: tuple[int, int], crop: int
-) -> None:
-    from cbml.data import TestTransform
+def test_images_are_framed_as_the_data_room_frames_them(shape: tuple[int, int], crop: int) -> None:
+    from torchvision.transforms import v2
+
+    from cbml.data import resized_short_side, short_side
 
     generator = torch.Generator().manual_seed(0)
-    picture = torch.randint(256, (3, *shape), dtype=torch.uint8, generator=generator)
-    ours = Embedder("conv4").preprocessing.with_crop(crop).frame(picture)
-    assert torch.equal(ours, TestTransform(crop)(picture))
+    image = torch.randint(256, (3, *shape), dtype=torch.uint8, generator=generator)
+    ours = Embedder("conv4").preprocessing.with_crop(crop).frame(image)
+    resized = resized_short_side(image, short_side(crop))
+    assert torch.equal(ours, v2.CenterCrop(crop)(resized))
 
 
-def test_preprocessing_maps_one_to_one_to_the_data_rooms_normalisation() -> None:
-    from cbml.data import Normalisation
+def test_preprocessing_maps_one_to_one_to_the_data_rooms_normalization() -> None:
+    from cbml.data import Normalization
 
     pixels = torch.arange(192, dtype=torch.uint8).view(1, 3, 8, 8)
     for name in ("resnet50", "bn_inception", "efficientnet_lite0"):
         p = find_backbone(name).preprocessing
-        theirs = Normalisation(p.mean, p.std, scale=p.scale, order=p.order)(pixels)
-        torch.testing.assert_close(p.normalise(pixels), theirs, rtol=0, atol=1e-5)
+        theirs = Normalization(p.mean, p.std, scale=p.scale, order=p.order)(pixels)
+        torch.testing.assert_close(p.normalize(pixels), theirs, rtol=0, atol=1e-5)

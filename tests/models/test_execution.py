@@ -9,13 +9,13 @@ import torch
 from cbml.errors import BadData
 from cbml.models import Embedder, Execution, execution
 
-PICTURES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 def gradient(options: Execution) -> tuple[torch.Tensor, torch.Tensor]:
     model = Embedder("conv4", dim=6)
     options.prepare(model)
-    vectors = options.run(model, PICTURES)
+    vectors = options.run(model, IMAGES)
     (vectors[0] @ vectors[1]).backward()
     assert model.head.weight.grad is not None
     return vectors.detach(), model.head.weight.grad

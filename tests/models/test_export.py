@@ -30,14 +30,14 @@ import numpy as np, onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 facts = session.get_modelmeta().custom_metadata_map
 how = json.loads(facts["cbml.preprocessing"])
-pictures = np.load(sys.argv[2])  # (N, 3, crop, crop) uint8, framed
+images = np.load(sys.argv[2])  # (N, 3, crop, crop) uint8, framed
 if not json.loads(facts["cbml.preprocessing_inside"]):
-    values = pictures[:, ::-1] if how["order"] == "BGR" else pictures
+    values = images[:, ::-1] if how["order"] == "BGR" else images
     column = lambda numbers: np.array(numbers, np.float32)[:, None, None]
-    pictures = (values.astype(np.float32) * how["scale"] - column(how["mean"])) / column(how["std"])
-    pictures = pictures.astype(np.float32)
-rows = session.run(None, {session.get_inputs()[0].name: pictures})[0]
-one = session.run(None, {session.get_inputs()[0].name: pictures[:1]})[0]
+    images = (values.astype(np.float32) * how["scale"] - column(how["mean"])) / column(how["std"])
+    images = images.astype(np.float32)
+rows = session.run(None, {session.get_inputs()[0].name: images})[0]
+one = session.run(None, {session.get_inputs()[0].name: images[:1]})[0]
 assert "torch" not in sys.modules
 np.save(sys.argv[3], np.concatenate([rows, one]))
 """
@@ -68,21 +68,19 @@ def test_the_file_works_in_a_process_without_torch(
 ) -> None:
     weights = "package" if backbone == "efficientnet_lite0" else "none"
     model = Embedder(backbone, dim=16, weights=weights, preprocessing=preprocessing)
-    pictures = list(photographs.values())
-    done = export_onnx(
-        model, tmp_path / "m.onnx", preprocessing_inside=inside, pictures=pictures[:2]
-    )
+    images = list(photographs.values())
+    done = export_onnx(model, tmp_path / "m.onnx", preprocessing_inside=inside, images=images[:2])
     assert done.largest_difference <= 1e-5
-    assert (done.pictures, done.preprocessing_inside) == (2, inside)
+    assert (done.images, done.preprocessing_inside) == (2, inside)
     assert done.size == (tmp_path / "m.onnx").stat().st_size
 
-    frames = [model.preprocessing.frame(torch.tensor(p).permute(2, 0, 1)) for p in pictures]
-    np.save(tmp_path / "pictures.npy", torch.stack(frames).numpy())
-    files = [str(tmp_path / name) for name in ("m.onnx", "pictures.npy", "rows.npy")]
+    frames = [model.preprocessing.frame(torch.tensor(p).permute(2, 0, 1)) for p in images]
+    np.save(tmp_path / "images.npy", torch.stack(frames).numpy())
+    files = [str(tmp_path / name) for name in ("m.onnx", "images.npy", "rows.npy")]
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *files], check=True)
     rows = np.load(tmp_path / "rows.npy")
-    expected = embed(model, pictures, progress=False)
-    np.testing.assert_allclose(rows[: len(pictures)], expected, atol=1e-5)
+    expected = embed(model, images, progress=False)
+    np.testing.assert_allclose(rows[: len(images)], expected, atol=1e-5)
     np.testing.assert_allclose(rows[-1], expected[0], atol=1e-5)
 
 
@@ -95,7 +93,7 @@ def test_metadata_describe_the_model_and_nothing_of_the_machine(
     model: Embedder, tmp_path: Path
 ) -> None:
     done = export_onnx(model, tmp_path / "m.onnx")
-    assert done.pictures == 10, "two photographs and their quarters"
+    assert done.images == 10, "two photographs and their quarters"
     graph = onnx.load(done.path)
     facts = {entry.key: entry.value for entry in graph.metadata_props}
     assert json.loads(facts["cbml.model"]) == model.describe()
@@ -132,7 +130,7 @@ def test_a_file_that_disagrees_is_not_published(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_no_pictures_cannot_be_compared(model: Embedder, tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="no pictures to compare on"):
-        export_onnx(model, tmp_path / "m.onnx", pictures=[])
+def test_no_images_cannot_be_compared(model: Embedder, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no images to compare on"):
+        export_onnx(model, tmp_path / "m.onnx", images=[])
     assert not list(tmp_path.iterdir())

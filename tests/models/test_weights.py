@@ -1,4 +1,4 @@
-"""Weights: the right numbers under the right names, seen by what they recognise in photographs."""
+"""Weights: the right numbers under the right names, seen by what they recognize in photographs."""
 
 import hashlib
 import http.server
@@ -38,16 +38,16 @@ TRUTH = {
 }
 
 
-def logits(model: Embedder, classifier: dict[str, torch.Tensor], picture: object) -> torch.Tensor:
+def logits(model: Embedder, classifier: dict[str, torch.Tensor], image: object) -> torch.Tensor:
     """What the public classifier says about our backbone's pooled features."""
-    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-    network_input = model.preprocessing.normalise(model.preprocessing.frame(pixels))[None]
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    network_input = model.preprocessing.normalize(model.preprocessing.frame(pixels))[None]
     with torch.no_grad():
         features = model.backbone(network_input).mean((2, 3))
         return (features @ classifier["weight"].float().T + classifier["bias"].float())[0]
 
 
-def test_the_package_recognises_photographs(photographs: dict[str, NDArray[np.uint8]]) -> None:
+def test_the_package_recognizes_photographs(photographs: dict[str, NDArray[np.uint8]]) -> None:
     tensors = read_package()[1]
     classifier = {leaf: tensors[f"classifier.{leaf}"] for leaf in ("weight", "bias")}
     model = Embedder("efficientnet_lite0", dim=8).eval()
@@ -68,7 +68,7 @@ def test_the_package_equals_timms_whole_classifier(
     whole.load_state_dict(tensors)  # strictly: every name and shape
     model = Embedder("efficientnet_lite0", dim=8).eval()
     pixels = torch.from_numpy(photographs["coffee"]).permute(2, 0, 1)
-    network_input = model.preprocessing.normalise(model.preprocessing.frame(pixels))[None]
+    network_input = model.preprocessing.normalize(model.preprocessing.frame(pixels))[None]
     classifier = {leaf: tensors[f"classifier.{leaf}"] for leaf in ("weight", "bias")}
     with torch.no_grad():
         torch.testing.assert_close(
@@ -92,7 +92,7 @@ def test_the_package_is_mapped_by_name_not_by_order() -> None:
 
 
 @pytest.mark.skipif(not RESNET.exists(), reason="the shared weights are not on this machine")
-def test_a_file_of_the_first_resnet_recognises_photographs(
+def test_a_file_of_the_first_resnet_recognizes_photographs(
     photographs: dict[str, NDArray[np.uint8]],
 ) -> None:
     model = Embedder("resnet50_v1", dim=8, weights=f"path:{RESNET}").eval()
@@ -120,7 +120,7 @@ KNOWN_BIRDS = {
 @pytest.mark.skipif(
     not (RESNET.exists() and BIRDS.exists()), reason="the shared birds are not on this machine"
 )
-def test_the_stride_variant_decides_how_well_birds_are_recognised() -> None:
+def test_the_stride_variant_decides_how_well_birds_are_recognized() -> None:
     tensors = read_tensors(RESNET)
     classifier = {leaf: tensors[f"fc.{leaf}"] for leaf in ("weight", "bias")}
     belief = {}
@@ -128,8 +128,8 @@ def test_the_stride_variant_decides_how_well_birds_are_recognised() -> None:
         model = Embedder(name, dim=8, weights=RESNET).eval()
         answers = []
         for folder, number in KNOWN_BIRDS.items():
-            picture = Image.open(sorted((BIRDS / "images" / folder).iterdir())[0]).convert("RGB")
-            answers.append(float(logits(model, classifier, picture).softmax(0)[number]))
+            image = Image.open(sorted((BIRDS / "images" / folder).iterdir())[0]).convert("RGB")
+            answers.append(float(logits(model, classifier, image).softmax(0)[number]))
         belief[name] = sum(answers) / len(answers)
     assert belief["resnet50_v1"] > 0.94
     assert belief["resnet50"] < 0.85, "the wrong strides load without a word, and see less"

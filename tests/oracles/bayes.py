@@ -54,6 +54,18 @@ def posterior_different(s: float, same: Row, different: Row, odds: float) -> flo
     return 1 / (1 + ratio * odds)
 
 
+def pull(s: float, count: int, omega: float, alpha: float, beta: float) -> float:
+    """ω ∂/∂s of log(1 + Σ Φ_P / |P|) for `count` positives that are all at s, per unit of s."""
+    terms = [math.exp((alpha - s) / beta) / count for _ in range(count)]
+    return omega * sum(terms) / (1 + sum(terms)) / beta
+
+
+def push(s: float, count: int, alpha: float, beta: float) -> float:
+    """∂/∂s of log(1 + Σ Φ_N / |N|) for `count` negatives that are all at s, per unit of s."""
+    terms = [math.exp((s - alpha) / beta) / count for _ in range(count)]
+    return sum(terms) / (1 + sum(terms)) / beta
+
+
 def kolmogorov(values: Sequence[float], middle: float, spread: float) -> float:
     """Largest gap between the share of values up to a place and the Gaussian's."""
     ordered = sorted(values)
@@ -66,7 +78,7 @@ def kolmogorov(values: Sequence[float], middle: float, spread: float) -> float:
 
 
 def never_falling(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The nearest sequence in weighted squares that never falls: pool neighbours that do."""
+    """The nearest sequence in weighted squares that never falls: pool neighbors that do."""
     pools: list[list[float]] = []  # mean, weight, length
     for value, weight in zip(values, weights, strict=True):
         pools.append([value, weight, 1])

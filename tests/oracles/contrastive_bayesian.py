@@ -21,6 +21,7 @@ class Oracle:
     gamma: float = 0.2
     variance: str = "mean"
     skip: bool = False
+    omega: float = 1.0
 
 
 def linear(
@@ -87,7 +88,7 @@ def terms(
         for place, value in enumerate(anchor_terms(oracle, positives, negatives)):
             sums[place] += value
     l_p, l_n, l_2 = (value / len(embeddings) for value in sums)
-    return l_p, l_n, l_2, l_p + l_n + oracle.lam * l_2
+    return l_p, l_n, l_2, oracle.omega * l_p + l_n + oracle.lam * l_2
 
 
 def anchor_terms(
@@ -105,6 +106,8 @@ def anchor_terms(
     delta_p = delta_n = 0.0
     if isinstance(oracle.delta, float):
         delta_p = delta_n = oracle.delta
+    elif oracle.delta == "mean":
+        delta_p, delta_n = 1 / max(1, len(positives)), 1 / max(1, len(negatives))
     elif positives and negatives:
         delta_p = len(negatives) / len(positives) ** 2
         delta_n = len(positives) / len(negatives) ** 2

@@ -10,8 +10,8 @@ def dot(a: Row, b: Row) -> float:
     return math.fsum(x * y for x, y in zip(a, b, strict=True))
 
 
-def same_look(a: Row, b: Row) -> bool:
-    """Whether no cell of two 8 × 8 grids of colours differs by more than 12."""
+def same_signature(a: Row, b: Row) -> bool:
+    """Whether no cell of two 8 × 8 grids of colors differs by more than 12."""
     return all(abs(int(x) - int(y)) <= 12 for x, y in zip(a, b, strict=True))
 
 
@@ -19,34 +19,34 @@ def search(
     rows: Sequence[Row],
     names: Sequence[str],
     labels: Sequence[str | None],
-    looks: Sequence[Row],
+    signatures: Sequence[Row],
     query: tuple[Row, Row, int | None],
-    wish: dict[str, object],
+    options: dict[str, object],
 ) -> tuple[list[tuple[int, int, bool]], list[int]]:
-    """Rank, place and duplicate flag of the results, and the places of the missed pictures.
+    """Rank, place and duplicate flag of the results, and the places of the missed images.
 
-    The query is its vector, its look and its place.
+    The query is its vector, its signature and its place.
     """
-    vector, look, own = query
-    text = str(wish.get("text", "")).casefold()
+    vector, signature, own = query
+    text = str(options.get("text", "")).casefold()
 
     def passes(place: int) -> bool:
         words = (names[place] + "\n" + (labels[place] or "")).casefold()
-        return text in words and wish.get("label") in (None, labels[place])
+        return text in words and options.get("label") in (None, labels[place])
 
     others = [place for place in range(len(rows)) if place != own]
     ranked = sorted(others, key=lambda place: (-dot(rows[place], vector), place))
     results: list[tuple[int, int, bool]] = []
     seen: list[int] = []
-    distinct = [look]
+    distinct = [signature]
     for rank, place in enumerate(ranked, start=1):
-        if not passes(place) or len(results) == wish["k"]:
+        if not passes(place) or len(results) == options["k"]:
             continue
-        duplicate = any(same_look(looks[place], other) for other in distinct)
+        duplicate = any(same_signature(signatures[place], other) for other in distinct)
         seen.append(place)
         if not duplicate:
-            distinct.append(looks[place])
-        if not (wish.get("hide_duplicates") and duplicate):
+            distinct.append(signatures[place])
+        if not (options.get("hide_duplicates") and duplicate):
             results.append((rank, place, duplicate))
     if own is None or labels[own] is None:
         return results, []

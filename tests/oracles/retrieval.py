@@ -17,9 +17,9 @@ class Query:
 
 
 def cosine(first: list[float], second: list[float]) -> float:
-    product = sum(a * b for a, b in zip(first, second, strict=True))
-    lengths = math.sqrt(sum(a * a for a in first)), math.sqrt(sum(b * b for b in second))
-    return product / (lengths[0] * lengths[1])
+    product = math.fsum(a * b for a, b in zip(first, second, strict=True))
+    lengths = math.sqrt(math.fsum(a * a for a in first) * math.fsum(b * b for b in second))
+    return product / lengths
 
 
 def queries(
@@ -27,6 +27,7 @@ def queries(
     labels: list[int],
     gallery: list[list[float]] | None = None,
     gallery_labels: list[int] | None = None,
+    self_indices: list[int] | None = None,
 ) -> list[Query]:
     """Every query with its ranked list; negatives come before positives of the same similarity."""
     found = []
@@ -37,7 +38,11 @@ def queries(
         for j in range(len(others)):
             if gallery is None and i == j:
                 continue
-            ranked.append((-cosine(rows[i], others[j]), other_labels[j] == labels[i]))
+            if self_indices is not None and self_indices[i] == j:
+                continue
+            positive = other_labels[j] == labels[i]
+            slack = math.sqrt(len(rows[i])) * 2.0**-23 if positive else 0.0
+            ranked.append((slack - cosine(rows[i], others[j]), positive))
         ranked.sort()
         found.append(one_query([positive for _, positive in ranked]))
     return found
@@ -59,6 +64,11 @@ def recall(found: list[Query], k: int) -> float:
     """Share of the queries that have a positive, and have one among the first k."""
     scored = [query for query in found if query.positives]
     return sum(any(query.relevant[:k]) for query in scored) / len(scored)
+
+
+def mean_reciprocal_rank(found: list[Query]) -> float:
+    scored = [query for query in found if query.positives]
+    return sum(1 / query.first_hit for query in scored) / len(scored)
 
 
 def mean(values: list[float]) -> float:

@@ -38,7 +38,7 @@ def faults(
             most = math.ceil(length / len(members[label]))
             if max(group.count(index) for index in group) > most:
                 wrong.append(f"batch {number} repeats class {label} more than it must")
-    wrong += [f"picture {index} never comes up" for index, count in seen.items() if not count]
+    wrong += [f"image {index} never comes up" for index, count in seen.items() if not count]
     expected = pass_length([len(group) for group in members.values()], classes, length)
     if len(batches) != expected:
         wrong.append(f"{len(batches)} batches instead of {expected}")
@@ -85,5 +85,5 @@ def guessed_faults(
             if len(group) != each:
                 wrong.append(f"batch {number} has {len(group)} of class {label}")
     if len(batches) != math.ceil(len(labels) / (classes * length)):
-        wrong.append(f"{len(batches)} batches of {len(labels)} pictures")
+        wrong.append(f"{len(batches)} batches of {len(labels)} images")
     return wrong

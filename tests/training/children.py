@@ -10,10 +10,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
-from torch import distributed
+import torch.distributed as dist
 
-from cbml.data import ImageSet
-from cbml.training import Interrupted, Listener, Run, Settings, Team, fit
+from cbml.data import ImageDataset
+from cbml.training import Callback, Distributed, Interrupted, Run, Settings, fit
 from tests.training.small import batches, bayes_loss, embedder
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -27,7 +27,7 @@ def start(target: Callable[..., None], *arguments: object) -> BaseProcess:
 
 
 def train(
-    images: ImageSet,
+    images: ImageDataset,
     folder: Path,
     settings: Settings,
     rank: int = 0,
@@ -37,20 +37,20 @@ def train(
     """Start a run or go on with it; the exit code is that of `cbml train`."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
     torch.set_num_threads(1)
-    team = Team()
+    distributed = Distributed()
     if size > 1:
         join(rank, size, port)
-        team = Team(distributed.group.WORLD)
+        distributed = Distributed(dist.group.WORLD)
     resume = (folder / "run.json").exists()
     try:
         fit(
             embedder("frozen_statistics"),
             bayes_loss(),
-            batches(images, team=team),
+            batches(images, distributed=distributed),
             settings=settings,
             run=Run(folder, resume=resume),
-            team=team,
-            listener=Listener(),
+            distributed=distributed,
+            callback=Callback(),
         )
     except Interrupted as stop:
         sys.exit(stop.exit_code)
@@ -59,4 +59,4 @@ def train(
 def join(rank: int, size: int, port: int) -> None:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(size))
-    distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))

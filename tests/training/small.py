@@ -1,4 +1,4 @@
-"""A set of tiny pictures, a small model, and a run over them that takes a second."""
+"""A set of tiny images, a small model, and a run over them that takes a second."""
 
 from pathlib import Path
 
@@ -6,33 +6,33 @@ import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
-from cbml.data import Batches, ClassBalancedSampler, ImageSet, TrainTransform
+from cbml.data import Batches, ClassBalancedSampler, ImageDataset, TrainTransform
 from cbml.losses import CBMLLoss, LinearRatio
 from cbml.models import Embedder
-from cbml.training import Fitted, Listener, Run, Settings, Team, fit
+from cbml.training import Callback, Distributed, Fitted, Run, Settings, fit
 
-CLASSES, PICTURES, CROP = 6, 7, 16
+CLASSES, IMAGES, CROP = 6, 7, 16
 
 
-def pictures(folder: Path) -> ImageSet:
-    """Coloured noise, one colour for each class."""
+def make_images(folder: Path) -> ImageDataset:
+    """Colored noise, one color for each class."""
     folder.mkdir(parents=True, exist_ok=True)
     chance = np.random.default_rng(0)
     paths, labels = [], []
     for label in range(CLASSES):
-        colour = chance.integers(0, 200, 3)
-        for number in range(PICTURES):
+        color = chance.integers(0, 200, 3)
+        for number in range(IMAGES):
             path = folder / f"{label}-{number}.png"
             noise = chance.integers(0, 56, (20, 24, 3))
-            Image.fromarray((colour + noise).astype(np.uint8)).save(path)
+            Image.fromarray((color + noise).astype(np.uint8)).save(path)
             paths.append(path)
             labels.append(label)
-    return ImageSet(tuple(paths), np.array(labels), tuple(map(str, range(CLASSES))))
+    return ImageDataset(tuple(paths), np.array(labels), tuple(map(str, range(CLASSES))))
 
 
 def class_folders(root: Path) -> Path:
     """The same and as many again, in a folder for each class; a run cuts its splits from them."""
-    for path in pictures(root / "flat").paths:
+    for path in make_images(root / "flat").paths:
         target = root / "classes" / path.name.partition("-")[0] / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
@@ -53,28 +53,30 @@ def bayes_loss() -> CBMLLoss:
     return CBMLLoss(ratio=LinearRatio(negative_center=0.5, negative_scale=0.2))
 
 
-def batches(images: ImageSet, *, workers: int = 0, team: Team | None = None) -> Batches:
-    team = team or Team()
+def batches(
+    images: ImageDataset, *, workers: int = 0, distributed: Distributed | None = None
+) -> Batches:
+    distributed = distributed or Distributed()
     sampler = ClassBalancedSampler(
         images.known_labels,
         classes_per_batch=4,
-        pictures_per_class=4,
+        samples_per_class=4,
         seed=3,
-        rank=team.rank,
-        world_size=team.size,
+        rank=distributed.rank,
+        world_size=distributed.size,
     )
     return Batches(images, sampler, transform=TrainTransform(crop=CROP), workers=workers)
 
 
 def run_small(
-    images: ImageSet,
+    images: ImageDataset,
     folder: Path | None,
     settings: Settings,
     *,
     resume: bool = False,
     workers: int = 0,
     loss: nn.Module | None = None,
-    listener: Listener | None = None,
+    callback: Callback | None = None,
 ) -> tuple[dict[str, Tensor], Fitted]:
     """The weights after a run, and what became of it."""
     model = embedder()
@@ -84,6 +86,6 @@ def run_small(
         batches(images, workers=workers),
         settings=settings,
         run=None if folder is None else Run(folder, resume=resume),
-        listener=listener or Listener(),
+        callback=callback or Callback(),
     )
     return model.state_dict(), fitted

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from cbml.data import ImageSet
+from cbml.data import ImageDataset
 from cbml.errors import MissingExtra
-from cbml.training import Listener, Run, Settings, fit, read_metrics
-from tests.training.small import batches, bayes_loss, embedder, pictures
+from cbml.training import Callback, Run, Settings, fit, read_metrics
+from tests.training.small import batches, bayes_loss, embedder, make_images
 
 STEPS = 5
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
-    return pictures(tmp_path_factory.mktemp("pictures"))
+def images(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
+    return make_images(tmp_path_factory.mktemp("images"))
 
 
-def train(images: ImageSet, folder: Path, *, steps: int = STEPS) -> None:
+def train(images: ImageDataset, folder: Path, *, steps: int = STEPS) -> None:
     fit(
         embedder(),
         bayes_loss(),
@@ -27,7 +27,7 @@ def train(images: ImageSet, folder: Path, *, steps: int = STEPS) -> None:
         settings=Settings(steps=steps, checkpoint_every=2, validate_every=3),
         validate=lambda model: {"recall@1": 0.25},
         run=Run(folder, resume=(folder / "run.json").exists(), tensorboard=True),
-        listener=Listener(),
+        callback=Callback(),
     )
 
 
@@ -44,7 +44,7 @@ def expected(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in lines]
 
 
-def test_every_number_becomes_a_curve(images: ImageSet, tmp_path: Path) -> None:
+def test_every_number_becomes_a_curve(images: ImageDataset, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     train(images, tmp_path)
     found = curves(tmp_path)
@@ -56,7 +56,7 @@ def test_every_number_becomes_a_curve(images: ImageSet, tmp_path: Path) -> None:
     assert "seconds" not in found
 
 
-def test_steps_that_are_done_again_are_shown_once(images: ImageSet, tmp_path: Path) -> None:
+def test_steps_that_are_done_again_are_shown_once(images: ImageDataset, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     train(images, tmp_path)
     shutil.rmtree(tmp_path / "checkpoints" / "step-000000005")
@@ -67,7 +67,7 @@ def test_steps_that_are_done_again_are_shown_once(images: ImageSet, tmp_path: Pa
 
 
 def test_a_missing_package_is_named_before_the_first_step(
-    images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: ImageDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingExtra, match=r"pip install 'cbml\[tensorboard\]'"):

@@ -14,12 +14,12 @@ import pytest
 import safetensors
 import torch
 
-from cbml.data import ImageSet
+from cbml.data import ImageDataset
 from cbml.errors import DamagedFile
 from cbml.training import Settings
 from cbml.training.checkpoints import newest_checkpoint, write_checkpoint
 from tests.models.test_saved import forge, hostile_files, mutated
-from tests.training.small import pictures, run_small
+from tests.training.small import make_images, run_small
 
 
 def save(folder: Path, step: int) -> None:
@@ -86,7 +86,7 @@ def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
 def test_mutated_checkpoints_are_refused(tmp_path: Path, count: int) -> None:
     save(tmp_path, 1)
     chance, done = random.Random(0), 0
-    originals = {path: path.read_bytes() for path in sorted(tmp_path.glob("*/*"))}
+    originals = {path: path.read_bytes() for path in sorted(tmp_path.glob("*/[!.]*"))}
     assert len(originals) == 3
     while done < count:
         victim = chance.choice(list(originals))
@@ -116,7 +116,7 @@ def test_hostile_checkpoints_run_nothing(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_lacks_something_is_named(tmp_path: Path) -> None:
-    images: ImageSet = pictures(tmp_path / "pictures")
+    images: ImageDataset = make_images(tmp_path / "images")
     run_small(images, tmp_path / "run", Settings(steps=1))
     folder = tmp_path / "run" / "checkpoints" / "step-000000001"
     state = json.loads(next(folder.glob("state-*")).read_text())

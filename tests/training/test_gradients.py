@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, distributed, nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from cbml.errors import BadData
 from cbml.losses import LOSSES
-from cbml.training import Settings, Team
+from cbml.outputs import Outputs
+from cbml.training import Distributed, Settings, loss_terms
 from cbml.training.gradients import accumulate_gradients, check_chunks
 from tests.training import children
-from tests.training.small import CLASSES, bayes_loss, embedder, pictures, run_small
+from tests.training.small import CLASSES, bayes_loss, embedder, make_images, run_small
 
-PICTURES = 12
+IMAGES = 12
 
 
 class Dropped(nn.Module):
@@ -31,7 +33,7 @@ class Dropped(nn.Module):
 
 def batch() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
-    return torch.randn(PICTURES, 3, 16, 16, generator=generator), torch.arange(PICTURES) // 3
+    return torch.randn(IMAGES, 3, 16, 16, generator=generator), torch.arange(IMAGES) // 3
 
 
 def losses(name: str) -> nn.Module:
@@ -41,21 +43,24 @@ def losses(name: str) -> nn.Module:
 
 
 def gradients(
-    model: nn.Module, loss: nn.Module, chunk_size: int | None, team: Team | None = None
+    model: nn.Module,
+    loss: nn.Module,
+    chunk_size: int | None,
+    distributed: Distributed | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    team, (pixels, labels) = team or Team(), batch()
+    distributed, (pixels, labels) = distributed or Distributed(), batch()
     torch.manual_seed(7)
     result = accumulate_gradients(
-        model,
-        loss,
-        team.own_rows(pixels),
-        team.own_rows(labels),
+        lambda chunk: Outputs(model(chunk)),
+        lambda outputs: loss_terms(loss, outputs.embeddings, labels),
+        distributed.local_rows(pixels),
         parameters=list(model.parameters()),
-        team=team,
+        loss_parameters=list(loss.parameters()),
+        distributed=distributed,
         chunk_size=chunk_size,
     )
     named = [*model.named_parameters(), *loss.named_parameters("loss")]
-    assert len(result.embeddings) == PICTURES
+    assert len(result.outputs) == IMAGES
     return result.loss, {name: p.grad for name, p in named if p.grad is not None}
 
 
@@ -83,7 +88,7 @@ def assert_close(first: dict[str, Tensor], second: dict[str, Tensor], tolerance:
 
 
 @pytest.mark.parametrize("name", ["cbml", "proxy_anchor"])
-@pytest.mark.parametrize("chunk_size", [None, 1, 4, 5, PICTURES])
+@pytest.mark.parametrize("chunk_size", [None, 1, 4, 5, IMAGES])
 def test_chunks_give_the_gradient_of_the_batch(name: str, chunk_size: int | None) -> None:
     value, expected = plain(embedder("frozen_statistics"), losses(name))
     got, found = gradients(embedder("frozen_statistics"), losses(name), chunk_size)
@@ -112,24 +117,24 @@ def test_chunks_are_refused_where_batch_norm_would_see_them() -> None:
 
 def test_fit_refuses_chunks_with_trained_batch_norm(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="chunk_size"):
-        run_small(pictures(tmp_path), None, Settings(steps=1, chunk_size=4))
+        run_small(make_images(tmp_path), None, Settings(steps=1, chunk_size=4))
 
 
 def save_gradients(folder: Path, name: str, chunk: int, rank: int, size: int, port: int) -> None:
     torch.set_num_threads(1)
     children.join(rank, size, port)
-    team = Team(distributed.group.WORLD)
+    distributed = Distributed(dist.group.WORLD)
     torch.save(
-        gradients(embedder("frozen_statistics"), losses(name), chunk or None, team),
+        gradients(embedder("frozen_statistics"), losses(name), chunk or None, distributed),
         folder / f"{rank}.pt",
     )
-    distributed.destroy_process_group()
+    dist.destroy_process_group()
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize(
@@ -140,14 +145,14 @@ def test_processes_compute_the_loss_of_the_global_batch(
 ) -> None:
     value, expected = plain(embedder("frozen_statistics"), losses(name))
     port = free_port()
-    team = [
+    distributed = [
         children.start(save_gradients, tmp_path, name, chunk, rank, size, port)
         for rank in range(size)
     ]
-    for child in team:
+    for child in distributed:
         child.join(120)
         child.kill()
-    assert [child.exitcode for child in team] == [0] * size
+    assert [child.exitcode for child in distributed] == [0] * size
     for rank in range(size):
         got, found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert abs(got - value) <= loss_tolerance(value)

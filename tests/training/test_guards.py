@@ -1,4 +1,4 @@
-"""Numbers stay numbers, collapse is noticed, and both name the pictures."""
+"""Numbers stay numbers, collapse is noticed, and both name the images."""
 
 import math
 from pathlib import Path
@@ -6,19 +6,26 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from cbml import Embedder
-from cbml.data import ImageSet
-from cbml.training import BadNumbers, Listener, Run, Settings, fit, read_metrics
-from cbml.training.guards import Similarities, check_embeddings, collapse_reason, similarities
-from tests.training.small import batches, bayes_loss, embedder, pictures
+from cbml import CBMLLoss, Embedder, PairStatistics
+from cbml.data import ImageDataset
+from cbml.training import Callback, NonFiniteError, Run, Settings, fit, read_metrics
+from cbml.training.guards import (
+    Similarities,
+    check_embeddings,
+    collapse_reason,
+    decline_reason,
+    similarities,
+)
+from tests.training.small import batches, bayes_loss, embedder, make_images
 
 
-class Heard(Listener):
+class Heard(Callback):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.lines.append(text)
 
 
@@ -41,23 +48,23 @@ class Poisoned(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
-    return pictures(tmp_path_factory.mktemp("pictures"))
+def images(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
+    return make_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.mark.parametrize("where", ["value", "gradient"])
 def test_bad_numbers_stop_the_run_and_keep_the_good_checkpoint(
-    images: ImageSet, tmp_path: Path, where: str
+    images: ImageDataset, tmp_path: Path, where: str
 ) -> None:
     model, settings = embedder(), Settings(steps=6, checkpoint_every=1)
-    with pytest.raises(BadNumbers, match=r"step 3: .*nan.* not changed; the batch: .*\.png"):
+    with pytest.raises(NonFiniteError, match=r"step 3: .*nan.* not changed; the batch: .*\.png"):
         fit(
             model,
             Poisoned({3}, where),
             batches(images),
             settings=settings,
             run=tmp_path,
-            listener=Listener(),
+            callback=Callback(),
         )
     assert all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())
     assert (tmp_path / "checkpoints" / "step-000000002" / "manifest.json").exists()
@@ -67,35 +74,35 @@ def test_bad_numbers_stop_the_run_and_keep_the_good_checkpoint(
         batches(images),
         settings=settings,
         run=Run(tmp_path, resume=True),
-        listener=Listener(),
+        callback=Callback(),
     )
     assert again.steps == 6
 
 
-def test_bad_numbers_can_be_skipped_but_not_for_ever(images: ImageSet, tmp_path: Path) -> None:
+def test_bad_numbers_can_be_skipped_but_not_for_ever(images: ImageDataset, tmp_path: Path) -> None:
     heard = Heard()
     settings = Settings(steps=6, bad_numbers="skip", skips_allowed=2)
     loss = Poisoned({2, 3}, "value")
-    fit(embedder(), loss, batches(images), settings=settings, run=tmp_path, listener=heard)
+    fit(embedder(), loss, batches(images), settings=settings, run=tmp_path, callback=heard)
     assert sum("update skipped" in line for line in heard.lines) == 2
     assert sum("skipped" in line for line in read_metrics(tmp_path)) == 2
     loss = Poisoned({2, 3, 4}, "value")
-    with pytest.raises(BadNumbers, match="step 4"):
-        fit(embedder(), loss, batches(images), settings=settings, listener=heard)
+    with pytest.raises(NonFiniteError, match="step 4"):
+        fit(embedder(), loss, batches(images), settings=settings, callback=heard)
 
 
-def test_broken_weights_are_blamed(images: ImageSet) -> None:
+def test_broken_weights_are_blamed(images: ImageDataset) -> None:
     model = embedder()
     with torch.no_grad():
         model.head.weight[0, 0] = math.nan
-    with pytest.raises(BadNumbers, match="16 of 16 pictures, probably because of the weights"):
-        fit(model, bayes_loss(), batches(images), settings=Settings(steps=1), listener=Listener())
+    with pytest.raises(NonFiniteError, match="16 of 16 images, probably because of the weights"):
+        fit(model, bayes_loss(), batches(images), settings=Settings(steps=1), callback=Callback())
 
 
-def test_single_pictures_are_named() -> None:
+def test_single_images_are_named() -> None:
     rows = torch.ones(4, 2)
     rows[2, 1] = math.inf
-    with pytest.raises(BadNumbers, match=r"step 9: .* 1 of 4 pictures.*these pictures: c;"):
+    with pytest.raises(NonFiniteError, match=r"step 9: .* 1 of 4 images.*these images: c;"):
         check_embeddings(rows, ["a", "b", "c", "d"], 9)
     check_embeddings(torch.ones(4, 2), ["a", "b", "c", "d"], 9)
 
@@ -108,7 +115,7 @@ class Constant(nn.Module):
 
 
 def collapsed() -> Embedder:
-    """All pictures have one embedding."""
+    """All images have one embedding."""
     model = embedder()
     with torch.no_grad():
         model.head.weight.zero_()
@@ -116,23 +123,25 @@ def collapsed() -> Embedder:
     return model
 
 
-def test_collapse_is_said_and_named(images: ImageSet, tmp_path: Path) -> None:
+def test_collapse_is_said_and_named(images: ImageDataset, tmp_path: Path) -> None:
     model, heard = collapsed(), Heard()
     settings = Settings(steps=2)
-    fit(model, Constant(), batches(images), settings=settings, run=tmp_path, listener=heard)
+    fit(model, Constant(), batches(images), settings=settings, run=tmp_path, callback=heard)
     said = [line for line in heard.lines if line.startswith("collapse at step 1: all similarities")]
     assert said
     assert ".png" in said[0]
     assert any("collapse" in line for line in read_metrics(tmp_path))
     settings = Settings(steps=2, collapse="stop")
-    with pytest.raises(BadNumbers, match="collapse at step 1"):
-        fit(model, Constant(), batches(images), settings=settings, listener=heard)
+    with pytest.raises(NonFiniteError, match="collapse at step 1"):
+        fit(model, Constant(), batches(images), settings=settings, callback=heard)
 
 
-def test_a_collapse_that_lasts_is_not_said_at_every_step(images: ImageSet, tmp_path: Path) -> None:
+def test_a_collapse_that_lasts_is_not_said_at_every_step(
+    images: ImageDataset, tmp_path: Path
+) -> None:
     model, heard = collapsed(), Heard()
     settings = Settings(steps=60)
-    fit(model, Constant(), batches(images), settings=settings, run=tmp_path, listener=heard)
+    fit(model, Constant(), batches(images), settings=settings, run=tmp_path, callback=heard)
     said = [line.split(":")[0] for line in heard.lines if line.startswith("collapse")]
     assert said == ["collapse at step 1", "collapse at step 51"]
     seen = [line["positive_similarity"] for line in read_metrics(tmp_path) if "loss" in line]
@@ -147,10 +156,70 @@ def test_collapse_needs_ten_batches_that_tell_nothing_apart() -> None:
     assert collapse_reason([*[lost] * 9, good]) is None
 
 
+def test_similarities_within_the_spread_of_the_start_are_a_collapse() -> None:
+    start = Similarities(0.53, 0.49, 0.4, 0.1, 0.11)
+    assert collapse_reason([Similarities(0.97, 0.96, 0.4, 0.85, 0.02)], start) is None
+    alike = Similarities(0.98, 0.97, 0.4, 0.90, 0.02)
+    assert "closer together than negatives spread at the start" in str(
+        collapse_reason([alike], start)
+    )
+    assert collapse_reason([alike]) is None, "nothing to compare with"
+
+
+def test_positives_that_fall_back_to_the_negatives_are_a_collapse() -> None:
+    start = Similarities(0.53, 0.49, 0.4, 0.1, 0.11)
+    fallen, kept = (Similarities(0.8, 0.79, value, 0.4, 0.06) for value in (0.19, 0.21))
+    assert collapse_reason([fallen] * 9, start) is None
+    assert "half as far" in str(collapse_reason([fallen] * 10, start))
+    assert collapse_reason([*[fallen] * 9, kept], start) is None
+
+
+def alarm(loss_of: str, steps: int = 60) -> int | None:
+    """The step at which a layer that learns from a poor start is said to collapse."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(20).repeat_interleave(8)
+    centers = torch.randn(20, 64, generator=generator)
+    rows = 0.8 + 0.35 * centers[labels] + torch.randn(160, 64, generator=generator)
+    layer = nn.Linear(64, 32)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(32, 64, generator=generator) / 8)
+        layer.bias.zero_()
+    facts = PairStatistics.of(layer(rows).detach(), labels)
+    loss = facts.suggest_loss()
+    if loss_of == "likelihood ratio of the start":
+        loss = CBMLLoss(ratio=facts.ratio("linear"), delta="derived", mining_margin=None)
+    optimizer, recent = torch.optim.Adam(layer.parameters(), lr=5e-3), []
+    for step in range(steps):
+        embeddings = functional.normalize(layer(rows))
+        recent.append(similarities(embeddings.detach(), labels))
+        if collapse_reason(recent[-10:], recent[0]) is not None:
+            return step
+        optimizer.zero_grad()
+        loss(embeddings, labels).backward()
+        optimizer.step()
+    return None
+
+
+def test_the_collapse_of_a_flat_loss_is_noticed_in_the_first_steps() -> None:
+    noticed = alarm("likelihood ratio of the start")
+    assert noticed is not None
+    assert noticed <= 40
+    assert alarm("rule") is None
+
+
+def test_a_held_out_score_that_keeps_falling_is_said_with_the_remedy() -> None:
+    assert decline_reason([0.5, 0.4, 0.3]) is None
+    assert decline_reason([0.2, 0.5, 0.4, 0.4, 0.3]) is None
+    text = str(decline_reason([0.2, 0.5, 0.4, 0.35, 0.3]))
+    assert "fallen 3 times in a row, from 0.5000 to 0.3000: lower learning_rate" in text
+    assert "and is below the start's 0.3690:" in str(decline_reason([0.369, 0.19, 0.15, 0.14]))
+
+
 def test_similarities_of_a_batch() -> None:
     rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
     found = similarities(rows, torch.tensor([0, 0, 1, 1]))
     assert found.positive_mean == pytest.approx((1.0 + 0.8) / 2)
     assert found.negative_mean == pytest.approx((0.0 + 0.6 + 0.0 + 0.6) / 4)
     assert found.lowest == 0.0
+    assert found.negative_std == pytest.approx(0.3)
     assert math.isnan(similarities(rows, torch.arange(4)).separation)

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from cbml.data import ImageSet
+from cbml.data import ImageDataset
 from cbml.training import Settings
 from cbml.training.checkpoints import newest_checkpoint
 from tests.training import children
-from tests.training.small import pictures
+from tests.training.small import make_images
 
 SETTINGS = Settings(steps=9, checkpoint_every=1, keep_checkpoints=2)
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
-    return pictures(tmp_path_factory.mktemp("pictures"))
+def images(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
+    return make_images(tmp_path_factory.mktemp("images"))
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -35,7 +35,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(images: ImageSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+def unbroken(images: ImageDataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     folder = tmp_path_factory.mktemp("unbroken") / "run"
     child = children.start(children.train, images, folder, SETTINGS)
     child.join(120)
@@ -53,7 +53,7 @@ def wait_for_record(child: BaseProcess, folder: Path) -> None:
         time.sleep(0.005)
 
 
-def kill_until_done(images: ImageSet, folder: Path, chance: random.Random, kills: int) -> int:
+def kill_until_done(images: ImageDataset, folder: Path, chance: random.Random, kills: int) -> int:
     """Start and kill a run until that has happened `kills` times, then let it finish."""
     done = 0
     while True:
@@ -75,7 +75,7 @@ def kill_until_done(images: ImageSet, folder: Path, chance: random.Random, kills
 @pytest.mark.parametrize("kills", [8, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.timeout(1800)
 def test_kill_at_random_moments_loses_nothing(
-    images: ImageSet, unbroken: dict[str, Tensor], tmp_path: Path, kills: int
+    images: ImageDataset, unbroken: dict[str, Tensor], tmp_path: Path, kills: int
 ) -> None:
     chance, done, number = random.Random(4), 0, 0
     while done < kills:
@@ -92,7 +92,7 @@ CASES = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
 @pytest.mark.parametrize(("number", "code"), CASES)
 @pytest.mark.parametrize("moments", [2, pytest.param(25, marks=pytest.mark.slow)])
 def test_signals_end_a_run_in_order(
-    images: ImageSet,
+    images: ImageDataset,
     unbroken: dict[str, Tensor],
     tmp_path: Path,
     number: signal.Signals,
@@ -121,19 +121,19 @@ def test_signals_end_a_run_in_order(
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
-def start_pair(images: ImageSet, folder: Path, settings: Settings) -> list[BaseProcess]:
+def start_pair(images: ImageDataset, folder: Path, settings: Settings) -> list[BaseProcess]:
     port = free_port()
     return [
         children.start(children.train, images, folder, settings, rank, 2, port) for rank in range(2)
     ]
 
 
-def finish_pair(images: ImageSet, folder: Path) -> dict[str, Tensor]:
+def finish_pair(images: ImageDataset, folder: Path) -> dict[str, Tensor]:
     pair = start_pair(images, folder, SETTINGS)
     for child in pair:
         child.join(60)
@@ -141,7 +141,9 @@ def finish_pair(images: ImageSet, folder: Path) -> dict[str, Tensor]:
     return weights(folder)
 
 
-def test_a_lost_process_is_noticed_and_the_run_goes_on(images: ImageSet, tmp_path: Path) -> None:
+def test_a_lost_process_is_noticed_and_the_run_goes_on(
+    images: ImageDataset, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     endless = Settings(**(SETTINGS.as_dict() | {"steps": 100_000, "keep_checkpoints": 10**6}))
     pair = start_pair(images, folder, endless)
@@ -161,7 +163,7 @@ def test_a_lost_process_is_noticed_and_the_run_goes_on(images: ImageSet, tmp_pat
     assert_equal(finish_pair(images, folder), finish_pair(images, tmp_path / "unbroken"))
 
 
-def test_another_number_of_processes_is_refused(images: ImageSet, tmp_path: Path) -> None:
+def test_another_number_of_processes_is_refused(images: ImageDataset, tmp_path: Path) -> None:
     finish_pair(images, tmp_path / "run")
     child = children.start(children.train, images, tmp_path / "run", SETTINGS)
     child.join(60)

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from cbml.data import Batch, Batches, ImageSet
+from cbml.data import Batch, Batches, ImageDataset
 from cbml.errors import BadData
 from cbml.losses import LOSSES
 from cbml.models import Embedder
-from cbml.training import BadNumbers, Listener, Run, Settings, fit, read_metrics
+from cbml.training import Callback, NonFiniteError, Run, Settings, fit, read_metrics
 from cbml.training.checkpoints import newest_checkpoint
-from tests.training.small import CLASSES, batches, embedder, pictures
+from tests.training.small import CLASSES, batches, embedder, make_images
 
 STEPS, BAD_STEP = 3, 2
 NAN, INF = math.nan, math.inf
 
 
-class Clock(Listener):
+class Clock(Callback):
     """Knows which update is under way, and keeps what was said."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Clock(Listener):
     def step(self, report: Any) -> None:
         self.now = report.step + 1
 
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.lines.append(text)
         if text.startswith("update skipped"):
             self.now += 1
@@ -41,7 +41,7 @@ class Clock(Listener):
         return self.now == BAD_STEP
 
 
-class Pictures:
+class Images:
     """Batches whose pixels are broken in one step, as a faulty transform would leave them."""
 
     def __init__(self, inner: Batches, clock: Clock, value: float, rows: slice) -> None:
@@ -49,7 +49,7 @@ class Pictures:
 
     def __call__(self, epoch: int, step: int) -> Batch:
         batch = Batches.batch(self.inner, epoch, step)
-        pixels = embedder().preprocessing.normalise(batch.pixels)
+        pixels = embedder().preprocessing.normalize(batch.pixels)
         if self.clock.bad:
             pixels[self.rows, 1, 5, 7] = self.value
         return batch._replace(pixels=pixels)
@@ -74,7 +74,7 @@ Inject = Callable[[Scene], None]
 def pixels(value: float, rows: slice) -> Inject:
     def inject(scene: Scene) -> None:
         clock, _, _, source = scene
-        source.batch = Pictures(source, clock, value, rows)  # type: ignore[method-assign]
+        source.batch = Images(source, clock, value, rows)  # type: ignore[method-assign]
 
     return inject
 
@@ -146,13 +146,13 @@ def embeddings(value: float, rows: slice) -> Inject:
 HOOKS: list[Any] = []
 
 
-def optimiser_state(name: str, value: float) -> Inject:
+def optimizer_state(name: str, value: float) -> Inject:
     def inject(scene: Scene) -> None:
         clock, model, _, _ = scene
 
-        def strike(optimiser: torch.optim.Optimizer, *rest: Any) -> None:
+        def strike(optimizer: torch.optim.Optimizer, *rest: Any) -> None:
             if clock.bad:
-                optimiser.state[model.head.weight][name].view(-1)[0] = value
+                optimizer.state[model.head.weight][name].view(-1)[0] = value
 
         HOOKS.append(register_optimizer_step_pre_hook(strike))
 
@@ -161,9 +161,9 @@ def optimiser_state(name: str, value: float) -> Inject:
 
 def learning_rate(value: float) -> Inject:
     def inject(scene: Scene) -> None:
-        def strike(optimiser: torch.optim.Optimizer, *rest: Any) -> None:
+        def strike(optimizer: torch.optim.Optimizer, *rest: Any) -> None:
             if scene[0].bad:
-                optimiser.param_groups[1]["lr"] = value
+                optimizer.param_groups[1]["lr"] = value
 
         HOOKS.append(register_optimizer_step_pre_hook(strike))
 
@@ -180,11 +180,11 @@ def no_hooks_left() -> Iterator[None]:
 ONE, ALL = slice(4, 5), slice(None)
 # What passes: the update can be skipped, and the run is sound again.
 PASSING: dict[str, Inject] = {
-    "pixel of one picture NaN": pixels(NAN, ONE),
-    "pixel of one picture infinite": pixels(INF, ONE),
-    "pixels of all pictures NaN": pixels(NAN, ALL),
-    "embedding of one picture NaN": embeddings(NAN, ONE),
-    "embedding of one picture infinite": embeddings(-INF, ONE),
+    "pixel of one image NaN": pixels(NAN, ONE),
+    "pixel of one image infinite": pixels(INF, ONE),
+    "pixels of all images NaN": pixels(NAN, ALL),
+    "embedding of one image NaN": embeddings(NAN, ONE),
+    "embedding of one image infinite": embeddings(-INF, ONE),
     "all embeddings NaN": embeddings(NAN, ALL),
     "loss NaN": loss_value(lambda value, rows: value * NAN),
     "loss infinite": loss_value(lambda value, rows: value + INF),
@@ -207,10 +207,10 @@ LASTING: dict[str, Inject] = {
     "running variance of a batch norm infinite": weight("backbone.1.running_var", INF),
     "proxy NaN": proxy(NAN),
     "proxy infinite": proxy(INF),
-    "first moment of Adam NaN": optimiser_state("exp_avg", NAN),
-    "first moment of Adam infinite": optimiser_state("exp_avg", INF),
-    "second moment of Adam NaN": optimiser_state("exp_avg_sq", NAN),
-    "second moment of Adam infinite": optimiser_state("exp_avg_sq", INF),
+    "first moment of Adam NaN": optimizer_state("exp_avg", NAN),
+    "first moment of Adam infinite": optimizer_state("exp_avg", INF),
+    "second moment of Adam NaN": optimizer_state("exp_avg_sq", NAN),
+    "second moment of Adam infinite": optimizer_state("exp_avg_sq", INF),
     "learning rate NaN": learning_rate(NAN),
     "learning rate infinite": learning_rate(INF),
 }
@@ -218,12 +218,12 @@ POINTS = PASSING | LASTING
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
-    return pictures(tmp_path_factory.mktemp("pictures"))
+def images(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
+    return make_images(tmp_path_factory.mktemp("images"))
 
 
 def trained(
-    images: ImageSet, folder: Path, inject: Inject | None, clock: Clock, **changes: Any
+    images: ImageDataset, folder: Path, inject: Inject | None, clock: Clock, **changes: Any
 ) -> dict[str, Tensor]:
     scene = clock, embedder(), Loss(), batches(images)
     if inject is not None:
@@ -235,7 +235,7 @@ def trained(
         scene[3],
         settings=Settings(steps=STEPS, checkpoint_every=1, keep_checkpoints=STEPS, **changes),
         run=Run(folder, resume=resume),
-        listener=clock,
+        callback=clock,
     )
     checkpoint = newest_checkpoint(folder / "checkpoints", print)
     assert checkpoint is not None
@@ -244,7 +244,7 @@ def trained(
 
 
 @pytest.fixture(scope="module")
-def unbroken(images: ImageSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+def unbroken(images: ImageDataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     return trained(images, tmp_path_factory.mktemp("unbroken"), None, Clock())
 
 
@@ -254,9 +254,9 @@ def test_there_are_enough_points() -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_the_run_stops_within_the_step_and_keeps_a_good_checkpoint(
-    images: ImageSet, unbroken: dict[str, Tensor], tmp_path: Path, point: str
+    images: ImageDataset, unbroken: dict[str, Tensor], tmp_path: Path, point: str
 ) -> None:
-    with pytest.raises(BadNumbers, match=rf"^step {BAD_STEP}: .*\.png"):
+    with pytest.raises(NonFiniteError, match=rf"^step {BAD_STEP}: .*\.png"):
         trained(images, tmp_path, POINTS[point], Clock())
     checkpoint = newest_checkpoint(tmp_path / "checkpoints", print)
     assert checkpoint is not None
@@ -270,7 +270,7 @@ def test_the_run_stops_within_the_step_and_keeps_a_good_checkpoint(
 
 
 @pytest.mark.parametrize("point", PASSING)
-def test_one_bad_update_can_be_skipped(images: ImageSet, tmp_path: Path, point: str) -> None:
+def test_one_bad_update_can_be_skipped(images: ImageDataset, tmp_path: Path, point: str) -> None:
     clock = Clock()
     tensors = trained(images, tmp_path, PASSING[point], clock, bad_numbers="skip")
     assert all(bool(torch.isfinite(value).all()) for value in tensors.values())
@@ -284,9 +284,9 @@ def test_one_bad_update_can_be_skipped(images: ImageSet, tmp_path: Path, point: 
 
 @pytest.mark.parametrize("point", LASTING)
 def test_what_stays_broken_stops_the_run_whatever_the_policy(
-    images: ImageSet, tmp_path: Path, point: str
+    images: ImageDataset, tmp_path: Path, point: str
 ) -> None:
-    with pytest.raises(BadNumbers, match=rf"^step {BAD_STEP}: .*\.png"):
+    with pytest.raises(NonFiniteError, match=rf"^step {BAD_STEP}: .*\.png"):
         trained(images, tmp_path, LASTING[point], Clock(), bad_numbers="skip")
     checkpoint = newest_checkpoint(tmp_path / "checkpoints", print)
     assert checkpoint is not None
@@ -294,7 +294,7 @@ def test_what_stays_broken_stops_the_run_whatever_the_policy(
 
 
 @pytest.mark.parametrize("score", [NAN, INF, -INF])
-def test_such_a_score_is_never_best(images: ImageSet, tmp_path: Path, score: float) -> None:
+def test_such_a_score_is_never_best(images: ImageDataset, tmp_path: Path, score: float) -> None:
     scores = iter([score, 0.5, score, 0.4])
     fitted = fit(
         embedder(),
@@ -303,19 +303,19 @@ def test_such_a_score_is_never_best(images: ImageSet, tmp_path: Path, score: flo
         settings=Settings(steps=3, validate_every=1),
         validate=lambda model: {"recall@1": next(scores)},
         run=tmp_path,
-        listener=Listener(),
+        callback=Callback(),
     )
     assert (fitted.best_step, fitted.best_score) == (1, 0.5)
 
 
-def test_a_learning_rate_that_is_none_is_refused(images: ImageSet) -> None:
+def test_a_learning_rate_that_is_none_is_refused(images: ImageDataset) -> None:
     loss = Loss()
     loss.learning_rate_factor = NAN  # type: ignore[assignment]
     with pytest.raises(BadData, match="learning rate of the loss is nan"):
-        fit(embedder(), loss, batches(images), settings=Settings(steps=1), listener=Listener())
+        fit(embedder(), loss, batches(images), settings=Settings(steps=1), callback=Callback())
 
 
-def test_bad_rows_of_a_validation_name_step_and_picture(images: ImageSet) -> None:
+def test_bad_rows_of_a_validation_name_step_and_image(images: ImageDataset) -> None:
     def validate(model: Embedder) -> dict[str, float]:
         raise BadData("a.png: the model gives no direction for it")
 
@@ -326,5 +326,5 @@ def test_bad_rows_of_a_validation_name_step_and_picture(images: ImageSet) -> Non
             batches(images),
             settings=Settings(steps=1),
             validate=validate,
-            listener=Listener(),
+            callback=Callback(),
         )

@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from cbml.data import ImageSet
+from cbml.data import ImageDataset
 from cbml.errors import BadData, DamagedFile
 from cbml.losses import LOSSES
-from cbml.training import Listener, Run, Settings, fit, read_metrics, read_record
-from tests.training.small import CLASSES, batches, bayes_loss, embedder, pictures, run_small
+from cbml.training import Callback, Run, Settings, fit, read_metrics, read_record
+from tests.training.small import CLASSES, batches, bayes_loss, embedder, make_images, run_small
 
 STEPS = 9  # three passes of 3 batches
 
 
-class Heard(Listener):
+class Heard(Callback):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.lines.append(text)
 
 
@@ -30,13 +30,13 @@ def every_step() -> Settings:
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
-    return pictures(tmp_path_factory.mktemp("pictures"))
+def images(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
+    return make_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
 def unbroken(
-    images: ImageSet, tmp_path_factory: pytest.TempPathFactory
+    images: ImageDataset, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, Tensor]]:
     folder = tmp_path_factory.mktemp("runs") / "unbroken"
     return folder, run_small(images, folder, every_step())[0]
@@ -73,7 +73,7 @@ REST = [(step, workers) for step in range(STEPS) for workers in (0, 2)]
     [*FEW, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST if case not in FEW)],
 )
 def test_resume_is_equal_to_the_bit(
-    images: ImageSet,
+    images: ImageDataset,
     unbroken: tuple[Path, dict[str, Tensor]],
     tmp_path: Path,
     step: int,
@@ -89,7 +89,9 @@ def test_resume_is_equal_to_the_bit(
 
 
 @pytest.mark.parametrize("name", ["proxy_anchor", "multi_similarity_xbm"])
-def test_losses_with_state_resume_to_the_bit(images: ImageSet, tmp_path: Path, name: str) -> None:
+def test_losses_with_state_resume_to_the_bit(
+    images: ImageDataset, tmp_path: Path, name: str
+) -> None:
     def loss() -> torch.nn.Module:
         if name == "proxy_anchor":
             return LOSSES[name](num_classes=CLASSES, embedding_size=8)
@@ -106,21 +108,21 @@ def test_losses_with_state_resume_to_the_bit(images: ImageSet, tmp_path: Path, n
 
 
 def test_a_damaged_checkpoint_is_passed_over(
-    images: ImageSet, unbroken: tuple[Path, dict[str, Tensor]], tmp_path: Path
+    images: ImageDataset, unbroken: tuple[Path, dict[str, Tensor]], tmp_path: Path
 ) -> None:
     run = cut(unbroken[0], tmp_path / "run", 5)
     newest = next((run / "checkpoints" / "step-000000005").glob("tensors-*"))
     newest.write_bytes(newest.read_bytes()[:-1])
     (run / "checkpoints" / "step-000000006").mkdir()  # killed before its manifest was written
     heard = Heard()
-    weights, _ = run_small(images, run, every_step(), resume=True, listener=heard)
+    weights, _ = run_small(images, run, every_step(), resume=True, callback=heard)
     assert_equal(weights, unbroken[1])
     assert any("damaged checkpoint" in line for line in heard.lines)
     assert "resumed after step 4 of 9" in heard.lines
 
 
 def test_no_sound_checkpoint_is_said(
-    images: ImageSet, unbroken: tuple[Path, dict[str, Tensor]], tmp_path: Path
+    images: ImageDataset, unbroken: tuple[Path, dict[str, Tensor]], tmp_path: Path
 ) -> None:
     run = cut(unbroken[0], tmp_path / "run", 1)
     next((run / "checkpoints" / "step-000000001").glob("state-*")).unlink()
@@ -129,13 +131,13 @@ def test_no_sound_checkpoint_is_said(
 
 
 def test_other_conditions_are_said_aloud_and_recorded(
-    images: ImageSet, unbroken: tuple[Path, dict[str, Tensor]], tmp_path: Path
+    images: ImageDataset, unbroken: tuple[Path, dict[str, Tensor]], tmp_path: Path
 ) -> None:
     run = cut(unbroken[0], tmp_path / "run", 5)
     heard, threads = Heard(), torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        run_small(images, run, every_step(), resume=True, listener=heard)
+        run_small(images, run, every_step(), resume=True, callback=heard)
     finally:
         torch.set_num_threads(threads)
     said = [line for line in heard.lines if "other conditions: threads" in line]
@@ -145,9 +147,22 @@ def test_other_conditions_are_said_aloud_and_recorded(
     assert any(line.startswith("threads was") for line in changed)
 
 
-@pytest.mark.parametrize("change", [{"learning_rate": 1.0}, {"optimiser": "adamw"}])
+def test_other_instruction_sets_are_said_aloud(
+    images: ImageDataset,
+    unbroken: tuple[Path, dict[str, Tensor]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, heard = cut(unbroken[0], tmp_path / "run", 5), Heard()
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")  # read by the library before; the record sees it
+    run_small(images, run, every_step(), resume=True, callback=heard)
+    assert any("instruction_sets was" in line and "COMPATIBLE" in line for line in heard.lines)
+    assert "MKL_CBWR=COMPATIBLE" in read_record(run)["resumed"][0]["changed"][0]
+
+
+@pytest.mark.parametrize("change", [{"learning_rate": 1.0}, {"optimizer": "adamw"}])
 def test_other_settings_are_refused(
-    images: ImageSet,
+    images: ImageDataset,
     unbroken: tuple[Path, dict[str, Tensor]],
     tmp_path: Path,
     change: dict[str, object],
@@ -158,8 +173,8 @@ def test_other_settings_are_refused(
         run_small(images, run, settings, resume=True)
 
 
-def test_other_pictures_are_refused(
-    images: ImageSet, unbroken: tuple[Path, dict[str, Tensor]], tmp_path: Path
+def test_other_images_are_refused(
+    images: ImageDataset, unbroken: tuple[Path, dict[str, Tensor]], tmp_path: Path
 ) -> None:
     run = cut(unbroken[0], tmp_path / "run", 5)
     with pytest.raises(BadData, match=r"labels was .* the batches would differ"):
@@ -167,13 +182,13 @@ def test_other_pictures_are_refused(
 
 
 def test_a_run_is_never_overwritten(
-    images: ImageSet, unbroken: tuple[Path, dict[str, Tensor]]
+    images: ImageDataset, unbroken: tuple[Path, dict[str, Tensor]]
 ) -> None:
     with pytest.raises(BadData, match="holds a run already"):
         run_small(images, unbroken[0], every_step())
 
 
-def test_only_the_newest_checkpoints_stay(images: ImageSet, tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_stay(images: ImageDataset, tmp_path: Path) -> None:
     settings = Settings(steps=5, checkpoint_every=2, keep_checkpoints=2)
     run_small(images, tmp_path / "run", settings)
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
@@ -193,7 +208,7 @@ def test_the_record_says_what_was_done(unbroken: tuple[Path, dict[str, Tensor]])
 
 
 def test_a_resumed_run_keeps_the_start_where_that_was_best(
-    images: ImageSet, tmp_path: Path
+    images: ImageDataset, tmp_path: Path
 ) -> None:
     """Validation before the first update counts: step 0 is a step like any other."""
     settings = Settings(steps=2, validate_every=1, checkpoint_every=1)
@@ -209,6 +224,6 @@ def test_a_resumed_run_keeps_the_start_where_that_was_best(
             settings=settings,
             validate=lambda model: {"recall@1": next(scores)},
             run=Run(run, resume=resume),
-            listener=Listener(),
+            callback=Callback(),
         )
         assert_equal(model.state_dict(), start)

@@ -1,6 +1,5 @@
 """Settings, schedules, groups and recipes."""
 
-import dataclasses
 import inspect
 from pathlib import Path
 
@@ -9,10 +8,11 @@ import torch
 
 from cbml.errors import BadData
 from cbml.losses import LOSSES
-from cbml.training import Listener, Recipe, Settings, fit, read_metrics, recipe_of, with_overrides
-from cbml.training.optimisers import base_rates, build_optimiser
+from cbml.training import Callback, Settings, fit, read_metrics
+from cbml.training.method import as_method
+from cbml.training.optimizers import base_learning_rates, build_optimizer
 from cbml.training.settings import rate_factor
-from tests.training.small import CLASSES, batches, bayes_loss, embedder, pictures, run_small
+from tests.training.small import CLASSES, batches, bayes_loss, embedder, make_images, run_small
 
 
 def test_the_papers_schedule_drops_once() -> None:
@@ -36,7 +36,7 @@ def test_warmup_and_cosine() -> None:
         {"steps": None},
         {"learning_rate": 0.0},
         {"learning_rate": float("nan")},
-        {"optimiser": "sgd"},
+        {"optimizer": "sgd"},
         {"schedule": "linear"},
         {"clip_norm": -1.0},
         {"chunk_size": 0},
@@ -50,17 +50,19 @@ def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
 def test_losses_own_parameters_that_are_trained_at_their_own_rate() -> None:
     loss = LOSSES["proxy_anchor"](num_classes=CLASSES, embedding_size=8)
     settings = Settings(learning_rate=1e-3, backbone_factor=0.1, head_factor=2.0)
-    rates = base_rates(loss, settings)
+    rates = base_learning_rates(as_method(loss), settings)
     assert rates == pytest.approx({"backbone": 1e-4, "head": 2e-3, "loss": 0.1})
-    assert base_rates(loss, Settings(loss_factor=3.0))["loss"] == pytest.approx(3e-4)
-    groups = build_optimiser(embedder(), loss, settings).param_groups
+    assert base_learning_rates(as_method(loss), Settings(loss_factor=3.0))["loss"] == pytest.approx(
+        3e-4
+    )
+    groups = build_optimizer(embedder(), as_method(loss), settings).param_groups
     assert {group["name"]: group["lr"] for group in groups} == pytest.approx(rates)
     trained = {id(parameter) for group in groups for parameter in group["params"]}
     assert {id(parameter) for parameter in loss.parameters()} <= trained
 
 
 def test_every_loss_with_parameters_is_trained(tmp_path: Path) -> None:
-    images = pictures(tmp_path)
+    images = make_images(tmp_path)
     seen = 0
     for name, kind in LOSSES.items():
         needs = {"num_classes": CLASSES, "embedding_size": 8}
@@ -79,25 +81,25 @@ def test_every_loss_with_parameters_is_trained(tmp_path: Path) -> None:
 
 def test_rates_are_recorded_as_they_are(tmp_path: Path) -> None:
     settings = Settings(steps=3, schedule="step", drop_at=1, learning_rate=1e-3)
-    run_small(pictures(tmp_path / "p"), tmp_path / "run", settings)
+    run_small(make_images(tmp_path / "p"), tmp_path / "run", settings)
     rates = [line["rates"]["head"] for line in read_metrics(tmp_path / "run")]
     assert rates == pytest.approx([1e-3, 1e-4, 1e-4])
 
 
 def test_clipping_shortens_the_gradient(tmp_path: Path) -> None:
-    images = pictures(tmp_path)
+    images = make_images(tmp_path)
     model, free = embedder(), embedder()
     tight = Settings(steps=1, clip_norm=1e-12, weight_decay=0.0)
-    fit(model, bayes_loss(), batches(images), settings=tight, listener=Listener())
+    fit(model, bayes_loss(), batches(images), settings=tight, callback=Callback())
     loose = Settings(steps=1, weight_decay=0.0)
-    fit(free, bayes_loss(), batches(images), settings=loose, listener=Listener())
+    fit(free, bayes_loss(), batches(images), settings=loose, callback=Callback())
     start = embedder().head.weight
     moved = [float((m.head.weight - start).detach().abs().max()) for m in (model, free)]
     assert moved[0] < moved[1] / 100
 
 
 def test_epochs_are_passes_of_the_sampler(tmp_path: Path) -> None:
-    images = pictures(tmp_path)
+    images = make_images(tmp_path)
     settings = Settings(steps=None, epochs=2)
     assert run_small(images, None, settings)[1].steps == 2 * len(batches(images))
 
@@ -106,10 +108,10 @@ def test_patience_ends_a_run(tmp_path: Path) -> None:
     fitted = fit(
         embedder(),
         bayes_loss(),
-        batches(pictures(tmp_path)),
+        batches(make_images(tmp_path)),
         settings=Settings(steps=50, validate_every=1, patience=3),
         validate=lambda model: {"recall@1": 0.5},
-        listener=Listener(),
+        callback=Callback(),
     )
     assert fitted.stopped_early
     assert fitted.steps == 3
@@ -124,55 +126,13 @@ def test_the_model_afterwards_is_the_best_one(tmp_path: Path) -> None:
         return {"recall@1": next(scores)}
 
     settings = Settings(steps=3, validate_every=1)
-    images = pictures(tmp_path)
+    images = make_images(tmp_path)
     fit(
         model,
         bayes_loss(),
         batches(images),
         settings=settings,
         validate=validate,
-        listener=Listener(),
+        callback=Callback(),
     )
     assert all(torch.equal(value, seen[2][name]) for name, value in model.state_dict().items())
-
-
-def test_overrides_change_a_recipe() -> None:
-    recipe = with_overrides(
-        Recipe(data="x"),
-        [
-            "learning_rate=3e-5",
-            "dim=64",
-            "loss.variance_weight=0.5",
-            "epochs=3",
-            "clip_norm=none",
-            "schedule=cosine",
-            "compile=true",
-            "validation=0",
-        ],
-    )
-    assert recipe.settings.learning_rate == 3e-5
-    assert recipe.dim == 64
-    assert recipe.loss_options == {"variance_weight": 0.5}
-    assert (recipe.settings.steps, recipe.settings.epochs) == (None, 3)
-    assert recipe.compile is True
-    assert recipe.validation == 0.0
-    assert recipe_of(recipe.as_dict()) == recipe
-    assert dataclasses.replace(recipe) == recipe
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("learning_rat=1", "did you mean 'learning_rate'"),
-        ("dimm=1", "did you mean 'dim'"),
-        ("dim", "key=value"),
-        ("dim=many", "needs int"),
-        ("dim=1.5", "needs int"),
-        ("steps=none", "exactly one"),
-        ("schedule=linear", "use one of"),
-        ("compile=maybe", "needs bool"),
-    ],
-)
-def test_wrong_overrides_are_named(override: str, message: str) -> None:
-    with pytest.raises(BadData, match=message):
-        with_overrides(Recipe(data="x"), [override])

@@ -20,7 +20,7 @@ WORKER = [sys.executable, "-c", "from cbml.cli import main; main()"]
 STEPS = 120
 WORDS = [
     *("--backbone", "conv4", "--crop", "16", "--steps", str(STEPS), "--set", "dim=8"),
-    *("--set", "classes_per_batch=3", "--set", "pictures_per_class=4"),
+    *("--set", "classes_per_batch=3", "--set", "samples_per_class=4"),
     *("--set", "batch_norm=frozen_statistics", "--set", "validate_every=0"),
     *("--set", "checkpoint_every=2"),
 ]
@@ -113,7 +113,7 @@ def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_process_is_started_again_and_nothing_is_lost(home: Path, jobs: list[Job]) -> None:
-    folder = class_folders(home / "pictures")
+    folder = class_folders(home / "images")
     commands = {
         "unbroken": [*torchrun(0), *words(folder, home / "unbroken")],
         "rank 1": [*torchrun(1), *words(folder, home / "rank 1")],
@@ -136,7 +136,7 @@ def test_a_killed_process_is_started_again_and_nothing_is_lost(home: Path, jobs:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_without_a_restart_all_end_with_a_line(home: Path, jobs: list[Job], rank: int) -> None:
-    folder, out = class_folders(home / "pictures"), home / "run"
+    folder, out = class_folders(home / "images"), home / "run"
     job = Job([*torchrun(0), *words(folder, out), "--set", "steps=1000000"], home)
     jobs.append(job)
     job.kill_in(out, rank)
@@ -154,7 +154,7 @@ def test_without_a_restart_all_end_with_a_line(home: Path, jobs: list[Job], rank
 def test_the_launcher_passes_signals_on(
     home: Path, jobs: list[Job], number: signal.Signals
 ) -> None:
-    folder, out = class_folders(home / "pictures"), home / "run"
+    folder, out = class_folders(home / "images"), home / "run"
     command = [*WORKER, *words(folder, out), "--set", "steps=1000000", "--processes", "2"]
     job = Job(command, home)
     jobs.append(job)

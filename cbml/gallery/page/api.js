@@ -12,10 +12,29 @@ export class Trouble extends Error {
   }
 }
 
+const TOKEN = "cbml-token";
+
+/** Keep the token of the service until this tab is closed. */
+export function keepToken(token) {
+  sessionStorage.setItem(TOKEN, token);
+}
+
+// A link may bring the token behind its #, which is never sent; it does not stay in the address.
+if (location.hash.startsWith("#token=")) {
+  keepToken(decodeURIComponent(location.hash.slice("#token=".length)));
+  history.replaceState(history.state, "", location.pathname + location.search);
+}
+
+function authorized(options = {}) {
+  const token = sessionStorage.getItem(TOKEN);
+  if (token === null) return options;
+  return { ...options, headers: { ...options.headers, Authorization: `Bearer ${token}` } };
+}
+
 async function ask(path, options) {
   let response;
   try {
-    response = await fetch(`${ROOT}/${path}`, options);
+    response = await fetch(`${ROOT}/${path}`, authorized(options));
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Trouble("The service does not answer. Is cbml serve still running?", 0);
@@ -45,7 +64,7 @@ export async function get(path, parameters = {}, signal = undefined) {
   return answer;
 }
 
-/** POST a picture's bytes to `search` or `compare`. */
+/** POST an image's bytes to `search` or `compare`. */
 export async function send(path, blob, parameters, signal) {
   const type = blob.type.startsWith("image/") ? blob.type : "application/octet-stream";
   return ask(`${path}${encoded(parameters)}`, { method: "POST", body: blob, headers: { "Content-Type": type }, signal });
@@ -53,5 +72,42 @@ export async function send(path, blob, parameters, signal) {
 
 const gallery = (which) => (which === "compare" ? "which=compare" : "");
 export const thumbnail = (id, size, which) =>
-  `${ROOT}/pictures/${id}/thumbnail?${[`size=${size}`, gallery(which)].filter(Boolean).join("&")}`;
-export const original = (id) => `${ROOT}/pictures/${id}/image`;
+  `${ROOT}/images/${id}/thumbnail?${[`size=${size}`, gallery(which)].filter(Boolean).join("&")}`;
+export const original = (id) => `${ROOT}/images/${id}/image`;
+
+/** The bytes of an image of the service. */
+export async function blobOf(address) {
+  const response = await fetch(address, authorized());
+  if (!response.ok) throw new Trouble(`The service answered ${response.status}.`, response.status);
+  return response.blob();
+}
+
+/** Show an image of the service. Addresses in pages carry no token: then its bytes are fetched. */
+export function showImage(image, address, { lazy = false } = {}) {
+  if (sessionStorage.getItem(TOKEN) === null || !address.startsWith(ROOT)) {
+    image.src = address;
+    return;
+  }
+  image.removeAttribute("srcset");
+  const load = async () => {
+    try {
+      const source = URL.createObjectURL(await blobOf(address));
+      image.addEventListener("load", () => URL.revokeObjectURL(source), { once: true });
+      image.src = source;
+    } catch {
+      image.dispatchEvent(new Event("error"));
+    }
+  };
+  if (lazy) whenSeen(image, load);
+  else load();
+}
+
+/** Call `act` once when an element comes near the screen. */
+export function whenSeen(node, act) {
+  const watcher = new IntersectionObserver(([entry]) => {
+    if (!entry.isIntersecting) return;
+    watcher.disconnect();
+    act();
+  }, { rootMargin: "300px" });
+  watcher.observe(node);
+}

@@ -1,5 +1,5 @@
 // The page: reads the address, asks the view for its content, shows it.
-import { Trouble, get } from "./api.js";
+import { Trouble, get, keepToken } from "./api.js";
 import { announce, byId, count, element, score } from "./elements.js";
 import { bindControls, syncControls } from "./controls.js";
 import { bindDetail, syncDetail } from "./detail.js";
@@ -8,10 +8,10 @@ import { address, listen, read } from "./state.js";
 import { limitTo, watch } from "./uploads.js";
 import * as compare from "./compare.js";
 import * as map from "./map.js";
-import * as pictures from "./pictures.js";
+import * as images from "./images.js";
 import * as worst from "./worst.js";
 
-const VIEWS = { pictures, worst, compare, map };
+const VIEWS = { images, worst, compare, map };
 
 let info = null;
 let asked = null; // the request under way
@@ -62,18 +62,20 @@ async function start(signal) {
   const found = await get("info", {}, signal);
   byId("gallery").textContent = found.name;
   limitTo(found.limits.body_bytes);
-  totals(found).catch(() => {}); // the pictures are shown without them
+  totals(found).catch(() => {}); // the images are shown without them
   return found;
 }
 
 async function totals(found) {
-  const figures = [["pictures", count(found.pictures)]];
+  const figures = [["images", count(found.images)]];
   if (found.labels) figures.push(["labels", count(found.labels)]);
   show(figures);
   if (!found.has_scores) return;
   const scores = await get("scores");
-  figures.push(["Recall@1", score(scores.recall["1"])], ["MAP@R", score(scores.map_at_r)],
-    ["R-precision", score(scores.r_precision)]);
+  const titles = { "recall@1": "Recall@1", "map@r": "MAP@R", r_precision: "R-precision", mrr: "MRR" };
+  for (const [name, value] of Object.entries(scores.metrics)) {
+    if (name === "recall@1" || !name.startsWith("recall@")) figures.push([titles[name] ?? name, score(value)]);
+  }
   show(figures);
 }
 
@@ -82,10 +84,23 @@ function show(figures) {
     element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }
 
+function tokenForm() {
+  const field = element("input", { type: "password", id: "token", autocomplete: "off", required: true, "aria-label": "Token" });
+  const keep = (event) => {
+    event.preventDefault();
+    keepToken(field.value.trim());
+    draw({ scroll: 0 });
+  };
+  return element("form", { class: "notice", submit: keep }, element("h2", {}, "This gallery asks for its token"),
+    element("p", {}, "It was printed where cbml serve was started, and is kept until this tab is closed."),
+    element("div", { class: "actions" }, field, element("button", { class: "primary" }, "Open")));
+}
+
 function failure(error) {
+  if (error.status === 401) return tokenForm();
   if (!(error instanceof Trouble)) console.error(error); // a fault of this page
   const again = element("button", { type: "button", class: "primary", click: () => draw({ scroll: 0 }) }, "Try again");
-  const home = element("a", { class: "button", href: "?" }, "All pictures");
+  const home = element("a", { class: "button", href: "?" }, "All images");
   return element("div", { class: "notice", role: "alert" }, element("h2", {}, "That did not work"),
     element("p", {}, error.message), element("div", { class: "actions" }, again, home));
 }

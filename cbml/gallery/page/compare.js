@@ -1,9 +1,9 @@
-// Two models side by side: the same query, both rankings, and how far each picture moved.
+// Two models side by side: the same query, both rankings, and how far each image moved.
 import { get, send, thumbnail } from "./api.js";
 import { count, decimals, element, known, score } from "./elements.js";
 import { address } from "./state.js";
 import { grid } from "./tiles.js";
-import { keptPicture } from "./uploads.js";
+import { keptImage } from "./uploads.js";
 
 export async function build(state, info, signal) {
   if (!info.compare) return { node: alone(info) };
@@ -11,18 +11,18 @@ export async function build(state, info, signal) {
   const [ours, theirs] = await Promise.all(sides.map((which) => totals(which, signal)));
   const names = [info.name, info.compare];
   if (!state.query && !state.upload) return { node: element("div", {}, both(names, [ours, theirs]), ask()) };
-  const blob = state.upload ? await keptPicture(state.upload) : null;
+  const blob = state.upload ? await keptImage(state.upload) : null;
   if (state.upload && !blob) return { node: ask() };
   const size = { k: Math.min(state.k, info.limits.k) };
   const found = blob ? await send("compare", blob, size, signal) : await get(`compare/${state.query}`, size, signal);
-  const left = found.main.results.map((picture) => ({ ...picture, change: change(picture) }));
-  const right = found.compare.results.map((picture) => ({ ...picture, which: "compare", change: change(picture) }));
-  const query = { ...found.query, name: found.query.name ?? blob?.name ?? "Pasted picture", blob };
+  const left = found.main.results.map((image) => ({ ...image, change: change(image) }));
+  const right = found.compare.results.map((image) => ({ ...image, which: "compare", change: change(image) }));
+  const query = { ...found.query, name: found.query.name ?? blob?.name ?? "Pasted image", blob };
   const node = element("div", {}, asked(query),
     element("div", { class: "pair" }, column(names[0], ours, found.main.query, left),
       column(names[1], theirs, found.compare.query, right)));
   const shown = { title: `Compared on ${query.name}`, address: location.href, query, facts: {},
-    parts: [{ name: names[0], pictures: left }, { name: names[1], pictures: right }] };
+    parts: [{ name: names[0], images: left }, { name: names[1], images: right }] };
   return { node, shown, said: `Two rankings for ${query.name}` };
 }
 
@@ -30,12 +30,12 @@ async function totals(which, signal) {
   try {
     return await get("scores", which === "main" ? {} : { which }, signal);
   } catch (error) {
-    if (error.status === 404) return null; // nothing is labelled
+    if (error.status === 404) return null; // nothing is labeled
     throw error;
   }
 }
 
-/** Where a picture stands with the other model, in a word. */
+/** Where an image stands with the other model, in a word. */
 function change({ moved, other_rank: there }) {
   if (!known(moved)) return { way: "", text: "not in the other", spoken: "not ranked by the other model" };
   if (moved === 0) return { way: "", text: "= same rank", spoken: "same rank in the other model" };
@@ -49,17 +49,17 @@ function asked(query) {
   return element("div", { class: "asked" },
     element("div", { class: "frame" }, element("img", { src: source, alt: `The query: ${query.name}` })),
     element("div", {}, element("h2", { class: "wrap" }, query.name), query.label != null && element("p", {}, query.label),
-      element("div", { class: "actions" }, element("a", { class: "button", href: address({ view: "pictures" }) }, "This search alone"))));
+      element("div", { class: "actions" }, element("a", { class: "button", href: address({ view: "images" }) }, "This search alone"))));
 }
 
-function column(name, totals, query, pictures) {
+function column(name, totals, query, images) {
   return element("section", { "aria-label": `Model ${name}` }, element("h2", { class: "wrap" }, name),
-    figures(totals, query), grid(pictures, { name: `Nearest by ${name}` }));
+    figures(totals, query), grid(images, { name: `Nearest by ${name}` }));
 }
 
 function figures(totals, query) {
   const rows = [];
-  if (totals) rows.push(["Recall@1, all queries", score(totals.recall["1"])], ["MAP@R, all queries", score(totals.map_at_r)]);
+  if (totals) rows.push(["Recall@1, all queries", score(totals.metrics["recall@1"])], ["MAP@R, all queries", score(totals.metrics["map@r"])]);
   if (known(query?.first_hit_rank)) rows.push(["first hit at rank", count(query.first_hit_rank)]);
   if (known(query?.average_precision)) rows.push(["average precision", decimals(query.average_precision)]);
   return element("dl", { class: "facts" }, rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
@@ -71,14 +71,14 @@ function both(names, scores) {
 }
 
 function ask() {
-  return element("div", { class: "notice" }, element("h2", {}, "Which picture shall both models search with?"),
-    element("p", {}, "Drop one, or choose among the pictures and press “Compare”."),
-    element("div", { class: "actions" }, element("a", { class: "button primary", href: "?" }, "All pictures"),
+  return element("div", { class: "notice" }, element("h2", {}, "Which image shall both models search with?"),
+    element("p", {}, "Drop one, or choose among the images and press “Compare”."),
+    element("div", { class: "actions" }, element("a", { class: "button primary", href: "?" }, "All images"),
       element("a", { class: "button", href: "?view=worst" }, "Worst queries")));
 }
 
 function alone(info) {
   return element("div", { class: "notice" }, element("h2", {}, "One model is served"),
-    element("p", {}, "Index the same pictures with a second run and serve both galleries to see how ranks move:"),
+    element("p", {}, "Index the same images with a second run and serve both galleries to see how ranks move:"),
     element("pre", {}, `cbml serve ${info.folder} --compare OTHER_GALLERY`));
 }

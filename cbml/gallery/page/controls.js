@@ -1,4 +1,4 @@
-// The bar above the pictures: filters, and the export of what is shown.
+// The bar above the images: filters, and the export of what is shown.
 import { get } from "./api.js";
 import { byId, element, later, percent } from "./elements.js";
 import { save } from "./exports.js";
@@ -8,7 +8,7 @@ const FILTERS = ["text", "label", "probability", "unique"];
 
 /** Which controls make sense: browsing, searching, or one of the other views. */
 function mode(state) {
-  return state.view === "pictures" && (state.query || state.upload) ? "search" : state.view;
+  return state.view === "images" && (state.query || state.upload) ? "search" : state.view;
 }
 
 /** Show the state in the controls, without touching what somebody is typing in. */
@@ -28,7 +28,7 @@ export function syncControls(state, info) {
   byId("clear").hidden = !FILTERS.some((name) => state[name] !== DEFAULTS[name]);
   for (const link of document.querySelectorAll("nav a")) {
     const view = link.dataset.view;
-    const home = view === "pictures" && state.view === "pictures" ? { query: "", upload: "" } : {};
+    const home = view === "images" && state.view === "images" ? { query: "", upload: "" } : {};
     link.href = address({ view, detail: "", lasso: "", ...home }, state);
     if (view === state.view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

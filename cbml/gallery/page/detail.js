@@ -1,10 +1,10 @@
-// One picture large, with everything known about it and the command that repeats the search.
+// One image large, with everything known about it and the command that repeats the search.
 import { get, original } from "./api.js";
 import { announce, byId, count, decimals, element, known, percent, toast } from "./elements.js";
 import { address, go, read } from "./state.js";
 
 let opened = false; // by this page, so that closing is a step back
-let neighbours = [];
+let neighbors = [];
 
 /** Open, change or close the dialog as the address says. */
 export async function syncDetail(state, shown) {
@@ -13,12 +13,12 @@ export async function syncDetail(state, shown) {
     if (dialog.open) dialog.close();
     return;
   }
-  neighbours = shown ? shown.parts.flatMap((part) => part.pictures) : [];
-  const found = neighbours.find((picture) => String(picture.id) === state.detail) ?? {};
+  neighbors = shown ? shown.parts.flatMap((part) => part.images) : [];
+  const found = neighbors.find((image) => String(image.id) === state.detail) ?? {};
   try {
-    const picture = await get(`pictures/${state.detail}`);
+    const image = await get(`images/${state.detail}`);
     if (read().detail !== state.detail) return; // somebody was quicker
-    fill({ ...found, ...picture }, state);
+    fill({ ...found, ...image }, state);
   } catch (error) {
     byId("detail-title").textContent = "Not available";
     byId("detail-body").replaceChildren(element("p", { role: "alert" }, error.message));
@@ -28,35 +28,35 @@ export async function syncDetail(state, shown) {
   if (!dialog.open) dialog.showModal();
 }
 
-function fill(picture, state) {
-  const search = address({ view: "pictures", query: String(picture.id), upload: "", detail: "", lasso: "" }, state);
-  byId("detail-title").textContent = picture.name;
+function fill(image, state) {
+  const search = address({ view: "images", query: String(image.id), upload: "", detail: "", lasso: "" }, state);
+  byId("detail-title").textContent = image.name;
   byId("detail-body").replaceChildren(element("div", { class: "detail" },
-    element("div", { class: "frame" }, element("img", { src: original(picture.id), alt: picture.name })),
-    element("div", { class: "side" }, facts(picture), command(picture),
-      element("div", { class: "actions" }, element("a", { class: "button primary", href: search }, "Search with this picture")))));
-  announce(`Details of ${picture.name}`);
+    element("div", { class: "frame" }, element("img", { src: original(image.id), alt: image.name })),
+    element("div", { class: "side" }, facts(image), command(image),
+      element("div", { class: "actions" }, element("a", { class: "button primary", href: search }, "Search with this image")))));
+  announce(`Details of ${image.name}`);
 }
 
-function facts(picture) {
-  const rows = [["label", picture.label], ["rank", known(picture.rank) && count(picture.rank)],
-    ["match probability", known(picture.probability) && percent(picture.probability)],
-    ["similarity", known(picture.similarity) && decimals(picture.similarity, 4)],
-    ["first hit at rank", known(picture.first_hit_rank) && count(picture.first_hit_rank)],
-    ["average precision", known(picture.average_precision) && decimals(picture.average_precision)],
-    ["same label", known(picture.positives) && count(picture.positives)],
-    ["size", picture.width && `${picture.width} × ${picture.height}`],
-    ["bytes", known(picture.bytes) && count(picture.bytes)], ["number", picture.id],
-    ["same content", picture.same_content?.length > 0 && picture.same_content.join(", ")]];
+function facts(image) {
+  const rows = [["label", image.label], ["rank", known(image.rank) && count(image.rank)],
+    ["match probability", known(image.probability) && percent(image.probability)],
+    ["similarity", known(image.similarity) && decimals(image.similarity, 4)],
+    ["first hit at rank", known(image.first_hit_rank) && count(image.first_hit_rank)],
+    ["average precision", known(image.average_precision) && decimals(image.average_precision)],
+    ["same label", known(image.positives) && count(image.positives)],
+    ["size", image.width && `${image.width} × ${image.height}`],
+    ["bytes", known(image.bytes) && count(image.bytes)], ["number", image.id],
+    ["same content", image.same_content?.length > 0 && image.same_content.join(", ")]];
   return element("dl", { class: "facts" }, rows.filter(([, value]) => value !== false && value != null).flatMap(
     ([name, value]) => [element("dt", {}, name), element("dd", {}, String(value))]));
 }
 
-function command(picture) {
-  if (!picture.command) return null;
-  const text = element("pre", { tabindex: "0", "aria-label": "Command" }, element("code", {}, picture.command));
+function command(image) {
+  if (!image.command) return null;
+  const text = element("pre", { tabindex: "0", "aria-label": "Command" }, element("code", {}, image.command));
   return element("div", { class: "command" }, element("h3", {}, "The same search in a terminal"), text,
-    element("button", { type: "button", click: () => copy(picture.command, text) }, "Copy"));
+    element("button", { type: "button", click: () => copy(image.command, text) }, "Copy"));
 }
 
 async function copy(text, holder) {
@@ -70,8 +70,8 @@ async function copy(text, holder) {
 }
 
 function target(by) {
-  const here = neighbours.findIndex((picture) => String(picture.id) === read().detail);
-  return here < 0 ? undefined : neighbours[here + by];
+  const here = neighbors.findIndex((image) => String(image.id) === read().detail);
+  return here < 0 ? undefined : neighbors[here + by];
 }
 
 function turn(by) {

@@ -1,13 +1,17 @@
 // Building the page's elements. Data enters as text nodes and attributes only, never as markup.
 
-/** An element with attributes (functions become listeners) and children (strings become text). */
+import { showImage } from "./api.js";
+
+/** An element with attributes (functions become callbacks) and children (strings become text). */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") made.addEventListener(name, value);
     else if (value === true) made.setAttribute(name, "");
+    else if (name === "src" && tag === "img") continue; // set below, when its listeners are there
     else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
   }
+  if (tag === "img" && attributes.src) showImage(made, attributes.src, { lazy: attributes.loading === "lazy" });
   made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return made;
 }

@@ -1,12 +1,12 @@
-// What is on the screen, as a file: a table, data, or one page with its pictures inside.
-import { thumbnail } from "./api.js";
+// What is on the screen, as a file: a table, data, or one page with its images inside.
+import { blobOf, thumbnail } from "./api.js";
 import { decimals, known, percent, toast } from "./elements.js";
 
-const COLUMNS = ["part", "rank", "id", "name", "label", "similarity", "probability", "correct"];
+const COLUMNS = ["part", "rank", "id", "name", "label", "similarity", "probability", "relevant"];
 
-/** Save `shown` ({title, address, facts, parts: [{name, pictures}]}) as csv, json or html. */
+/** Save `shown` ({title, address, facts, parts: [{name, images}]}) as csv, json or html. */
 export async function save(kind, shown) {
-  if (!shown || !shown.parts.some((part) => part.pictures.length)) {
+  if (!shown || !shown.parts.some((part) => part.images.length)) {
     toast("There is nothing to export yet.");
     return;
   }
@@ -24,8 +24,8 @@ export async function save(kind, shown) {
 const fileName = (title) => title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "cbml";
 
 function rows(shown) {
-  return shown.parts.flatMap((part) => part.pictures.map((picture) =>
-    Object.fromEntries(COLUMNS.map((name) => [name, name === "part" ? part.name : picture[name] ?? null]))));
+  return shown.parts.flatMap((part) => part.images.map((image) =>
+    Object.fromEntries(COLUMNS.map((name) => [name, name === "part" ? part.name : image[name] ?? null]))));
 }
 
 function table(shown) {
@@ -42,7 +42,7 @@ function cell(value) {
 }
 
 function data(shown) {
-  return JSON.stringify({ title: shown.title, address: shown.address, facts: shown.facts, pictures: rows(shown) }, null, 2);
+  return JSON.stringify({ title: shown.title, address: shown.address, facts: shown.facts, images: rows(shown) }, null, 2);
 }
 
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
@@ -52,12 +52,12 @@ const STYLE = `:root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-s
 dl{display:flex;flex-wrap:wrap;gap:4px 24px}dt,dd{display:inline;margin:0}dd{font-weight:600}
 ol{display:grid;grid-template-columns:repeat(auto-fill,minmax(130px,1fr));gap:14px;list-style:none;padding:0}
 img{width:100%;aspect-ratio:1;object-fit:cover;border-radius:8px;border:3px solid #8884;box-sizing:border-box}
-.right img{border-color:#1d9b22}.wrong img{border-color:#d8403d}li{font-size:13px;overflow-wrap:anywhere}`;
+.relevant img{border-color:#1d9b22}.irrelevant img{border-color:#d8403d}li{font-size:13px;overflow-wrap:anywhere}`;
 
 async function page(shown) {
   const parts = [];
   for (const part of shown.parts) {
-    const items = await Promise.all(part.pictures.map(async (picture) => item(picture, await inlined(picture))));
+    const items = await Promise.all(part.images.map(async (image) => item(image, await inlined(image))));
     if (items.length) parts.push(`<h2>${escape(part.name)}</h2><ol>${items.join("\n")}</ol>`);
   }
   const facts = Object.entries(shown.facts).map(([name, value]) => `<div><dt>${escape(name)}</dt> <dd>${escape(value)}</dd></div>`);
@@ -69,19 +69,19 @@ ${shown.query ? `<img alt="The query" src="${escape(await inlined(shown.query))}
 ${parts.join("\n")}</html>`;
 }
 
-function item(picture, source) {
-  const verdict = picture.correct === true ? "right" : picture.correct === false ? "wrong" : "";
-  const sign = { right: "✓ ", wrong: "✗ " }[verdict] ?? "";
-  const numbers = [known(picture.rank) && `#${picture.rank}`, known(picture.probability) && percent(picture.probability),
-    known(picture.similarity) && decimals(picture.similarity)].filter(Boolean).join(" · ");
-  return `<li class="${verdict}"><img alt="" src="${escape(source)}">${sign}${escape(picture.label ?? "")}
-<div>${escape(picture.name)}</div><div>${numbers}</div></li>`;
+function item(image, source) {
+  const verdict = image.relevant === true ? "relevant" : image.relevant === false ? "irrelevant" : "";
+  const sign = { relevant: "✓ ", irrelevant: "✗ " }[verdict] ?? "";
+  const numbers = [known(image.rank) && `#${image.rank}`, known(image.probability) && percent(image.probability),
+    known(image.similarity) && decimals(image.similarity)].filter(Boolean).join(" · ");
+  return `<li class="${verdict}"><img alt="" src="${escape(source)}">${sign}${escape(image.label ?? "")}
+<div>${escape(image.name)}</div><div>${numbers}</div></li>`;
 }
 
-/** A picture as a data: address; an upload brings its own `blob`. */
-async function inlined(picture) {
+/** An image as a data: address; an upload brings its own `blob`. */
+async function inlined(image) {
   try {
-    const blob = picture.blob ?? (await (await fetch(thumbnail(picture.id, 192, picture.which))).blob());
+    const blob = image.blob ?? (await blobOf(thumbnail(image.id, 192, image.which)));
     return await new Promise((resolve, reject) => {
       const reader = new FileReader();
       reader.onload = () => resolve(reader.result);
@@ -89,6 +89,6 @@ async function inlined(picture) {
       reader.readAsDataURL(blob);
     });
   } catch {
-    return "data:,"; // the page is still worth having without one picture
+    return "data:,"; // the page is still worth having without one image
   }
 }

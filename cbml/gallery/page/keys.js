@@ -4,7 +4,7 @@ import { byId } from "./elements.js";
 import { go } from "./state.js";
 import { pick } from "./uploads.js";
 
-const VIEWS = { p: "pictures", w: "worst", c: "compare", m: "map" };
+const VIEWS = { p: "images", w: "worst", c: "compare", m: "map" };
 const SWITCH = "cbml-single-letter-keys";
 
 function remembered() {
@@ -50,7 +50,7 @@ function find() {
   byId("bar").classList.add("open");
   byId("filter-button").setAttribute("aria-expanded", "true");
   const field = byId("text");
-  if (field.closest("[hidden]")) go({ view: "pictures" });
+  if (field.closest("[hidden]")) go({ view: "images" });
   field.focus();
   field.select();
 }

@@ -1,5 +1,5 @@
-// All pictures as points, near ones close together; a lasso picks some out.
-import { get, thumbnail } from "./api.js";
+// All images as points, near ones close together; a lasso picks some out.
+import { get, showImage, thumbnail } from "./api.js";
 import { openDetail } from "./detail.js";
 import { announce, count, element, plural } from "./elements.js";
 import { Plot, groupColors } from "./plot.js";
@@ -7,7 +7,7 @@ import { address, go } from "./state.js";
 import { grid } from "./tiles.js";
 import { bindPointer } from "./pointer.js";
 
-const LIST = 60; // pictures shown of a selection
+const LIST = 60; // images shown of a selection
 const MOST = 48; // corners of an outline, so that it fits into the address
 
 export async function build(state, info, signal) {
@@ -16,27 +16,27 @@ export async function build(state, info, signal) {
   const outline = parse(state.lasso);
   const scene = sceneOf(data, state);
   const found = outline ? scene.plot.within(outline).filter((i) => !scene.plot.dimmed?.[i]) : [];
-  const pictures = await described(data, found.slice(0, LIST), signal);
+  const images = await described(data, found.slice(0, LIST), signal);
   scene.outline = outline;
   const shown = { title: "Map selection", address: location.href, facts: { selected: found.length },
-    parts: [{ name: "selected", pictures }] };
+    parts: [{ name: "selected", images }] };
   const held = document.activeElement === scene.top; // moving an element takes the focus from it
-  const node = element("div", { class: "map" }, scene.node, chosen(data, found, pictures));
+  const node = element("div", { class: "map" }, scene.node, chosen(data, found, images));
   const ready = () => {
     if (held) scene.top.focus({ preventScroll: true });
     scene.redraw();
   };
-  return { node, shown, ready, said: outline ? `${plural(found.length, "picture")} within the outline` : "Map" };
+  return { node, shown, ready, said: outline ? `${plural(found.length, "image")} within the outline` : "Map" };
 }
 
 function missing() {
   return element("div", { class: "notice" }, element("h2", {}, "This gallery has no map"),
-    element("p", {}, "A map needs at least two pictures; it is drawn when the gallery is built."));
+    element("p", {}, "A map needs at least two images; it is drawn when the gallery is built."));
 }
 
 /** Names and labels of some points, asked one by one: a selection is small. */
 function described(data, places, signal) {
-  return Promise.all(places.map((i) => get(`pictures/${data.ids[i]}`, {}, signal)));
+  return Promise.all(places.map((i) => get(`images/${data.ids[i]}`, {}, signal)));
 }
 
 let last = null; // the scene on the screen, so that zoom and place survive a selection
@@ -50,7 +50,7 @@ function sceneOf(data, state) {
 function makeScene(data, label, dark) {
   const base = element("canvas", { "aria-hidden": "true" });
   const top = element("canvas", { tabindex: "0", role: "application", "aria-label":
-    "Map of all pictures. Arrow keys go from picture to picture, Enter searches, D shows details, plus and minus zoom, S selects what is in view." });
+    "Map of all images. Arrow keys go from image to image, Enter searches, D shows details, plus and minus zoom, S selects what is in view." });
   const hover = element("div", { class: "hover", hidden: true, "aria-hidden": "true" });
   const unit = (values) => Float64Array.from(values, (value) => value / 65535);
   const plot = new Plot(unit(data.x), unit(data.y), groupColors(data.labels, dark), base);
@@ -58,7 +58,7 @@ function makeScene(data, label, dark) {
   if (label) plot.dimmed = Uint8Array.from(data.labels, (each) => Number(each !== wanted));
   const scene = { plot, data, label, dark, top, hover, outline: null, point: -1, tool: "lasso" };
   scene.node = element("div", { class: "plot" }, tools(scene), base, top, hover);
-  plot.picture = pictureSource(scene);
+  plot.image = imageSource(scene);
   scene.redraw = onceAFrame(() => { plot.draw(); overlay(scene); });
   new ResizeObserver(() => { if (base.isConnected) { plot.resize(); scene.redraw(); } }).observe(base);
   bindPointer(scene, { hoverAt: (i) => show(scene, i), finish: (corners) => go({ lasso: write(corners) }) });
@@ -76,13 +76,13 @@ function onceAFrame(act) {
 }
 
 /** Thumbnails for the points in view, once they are few; each is asked for once. */
-function pictureSource(scene) {
+function imageSource(scene) {
   const images = new Map();
   return (i) => {
     if (!images.has(i)) {
       const image = new Image();
       image.onload = () => scene.redraw();
-      image.src = thumbnail(scene.data.ids[i], 96);
+      showImage(image, thumbnail(scene.data.ids[i], 96));
       images.set(i, image);
     }
     const image = images.get(i);
@@ -138,7 +138,7 @@ function overlay({ plot, top, outline, drawing, point }) {
   }
 }
 
-/** Show the picture of a point beside it; -1 hides. */
+/** Show the image of a point beside it; -1 hides. */
 function show(scene, i) {
   if (i === scene.point) return;
   const { plot, data, hover } = scene;
@@ -146,7 +146,7 @@ function show(scene, i) {
   scene.redraw();
   hover.hidden = i < 0;
   if (i < 0) return;
-  const label = data.label_names[data.labels[i]] ?? `Picture ${data.ids[i]}`;
+  const label = data.label_names[data.labels[i]] ?? `Image ${data.ids[i]}`;
   hover.replaceChildren(element("img", { src: thumbnail(data.ids[i], 192), alt: "", width: 134, height: 134 }), element("div", {}, label));
   const [px, py] = plot.toScreen(plot.xs[i], plot.ys[i]);
   hover.style.left = `${Math.max(4, px + 164 > plot.width ? px - 164 : px + 16)}px`;
@@ -164,7 +164,7 @@ function keys(event, scene) {
   else if (event.key === "0") plot.fit();
   else if (event.key === "s") selectView(scene);
   else if (event.key === "Escape") go({ lasso: "" });
-  else if (event.key === "Enter" && point >= 0) go({ view: "pictures", query: String(data.ids[point]), upload: "", lasso: "" });
+  else if (event.key === "Enter" && point >= 0) go({ view: "images", query: String(data.ids[point]), upload: "", lasso: "" });
   else if (event.key === "d" && point >= 0) openDetail(data.ids[point]);
   else return;
   event.preventDefault();
@@ -174,24 +174,24 @@ function keys(event, scene) {
 
 function step(scene, [dx, dy]) {
   const { plot, data, point } = scene;
-  const next = point < 0 ? plot.nearest(plot.width / 2, plot.height / 2, Infinity) : plot.neighbour(point, dx, dy);
+  const next = point < 0 ? plot.nearest(plot.width / 2, plot.height / 2, Infinity) : plot.neighbor(point, dx, dy);
   if (next < 0) return;
   scene.held = true; // the pointer leaving does not take it away
   plot.reveal(next);
   show(scene, next);
-  announce(`Picture ${data.ids[next]}, ${data.label_names[data.labels[next]] ?? "no label"}`);
+  announce(`Image ${data.ids[next]}, ${data.label_names[data.labels[next]] ?? "no label"}`);
 }
 
-function chosen(data, found, pictures) {
+function chosen(data, found, images) {
   if (!found.length) {
-    return element("aside", { class: "chosen", "aria-label": "Selection" }, element("h2", {}, plural(data.ids.length, "picture")),
+    return element("aside", { class: "chosen", "aria-label": "Selection" }, element("h2", {}, plural(data.ids.length, "image")),
       element("p", {}, "Near points look alike to the model. Point at one to see it, click to search with it, draw around some to list them, turn the wheel to zoom."));
   }
   const kinds = new Set(found.map((i) => data.labels[i]).filter((label) => label >= 0));
-  return element("aside", { class: "chosen", "aria-label": "Selection" }, element("h2", {}, `${plural(found.length, "picture")} selected`),
+  return element("aside", { class: "chosen", "aria-label": "Selection" }, element("h2", {}, `${plural(found.length, "image")} selected`),
     element("p", {}, kinds.size ? `${plural(kinds.size, "label")}. ` : "", found.length > LIST ? `The first ${count(LIST)} are listed.` : ""),
     element("div", { class: "actions" }, element("a", { class: "button", href: address({ lasso: "" }) }, "Clear outline")),
-    grid(pictures, { name: "Selected pictures" }));
+    grid(images, { name: "Selected images" }));
 }
 
 /** Outlines in the address: corners in thousandths, "120_450.130_460.…". */

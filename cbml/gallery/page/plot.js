@@ -9,7 +9,7 @@ export class Plot {
     Object.assign(this, { xs, ys, colors, canvas });
     this.size = xs.length;
     this.dimmed = null; // one byte for each point: 1 is drawn faint
-    this.picture = () => null; // an image to draw instead of the dot, when few are in view
+    this.image = () => null; // an image to draw instead of the dot, when few are in view
     this.scale = 1; // pixels for the whole unit square
     this.left = 0;
     this.top = 0;
@@ -108,7 +108,7 @@ export class Plot {
   }
 
   /** The next point from `i` in a direction; steps to the side count three times. */
-  neighbour(i, dx, dy) {
+  neighbor(i, dx, dy) {
     let best = -1;
     let least = Infinity;
     for (let j = 0; j < this.size; j += 1) {
@@ -166,7 +166,7 @@ export class Plot {
     context.putImageData(this.image, 0, 0);
   }
 
-  /** Smooth dots, or the pictures themselves when there is room for them. */
+  /** Smooth dots, or the images themselves when there is room for them. */
   paint(context, shown) {
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     context.clearRect(0, 0, this.width, this.height);
@@ -175,7 +175,7 @@ export class Plot {
     const side = shown.length <= 160 ? Math.min(72, Math.max(30, Math.sqrt((this.width * this.height) / shown.length) * 0.42)) : 0;
     for (const i of shown) {
       const [px, py] = this.toScreen(this.xs[i], this.ys[i]);
-      const image = side ? this.picture(i) : null;
+      const image = side ? this.image(i) : null;
       context.globalAlpha = this.dimmed?.[i] ? 0.15 : 1;
       context.fillStyle = hex(this.colors[i]);
       if (image) {
@@ -212,10 +212,10 @@ function encloses(outline, x, y) {
   return inside;
 }
 
-/** A color for each group: hues far apart for neighbours in the alphabet, grey for none (-1). */
+/** A color for each group: hues far apart for neighbors in the alphabet, gray for none (-1). */
 export function groupColors(groups, dark) {
   const colors = new Uint32Array(groups.length);
-  const strength = new Set(groups).size > 40 ? 0.42 : 0.62; // many groups in full colour are noise
+  const strength = new Set(groups).size > 40 ? 0.42 : 0.62; // many groups in full color are noise
   groups.forEach((group, i) => {
     if (group < 0) colors[i] = dark ? 0xff8f8d87 : 0xff7d7b74;
     else colors[i] = fromHue((group * 137.508) % 360, (dark ? [0.6, 0.68, 0.76] : [0.42, 0.5, 0.36])[group % 3], strength);

@@ -5,7 +5,7 @@ import { go } from "./state.js";
 export function bindPointer(scene, { hoverAt, finish }) {
   const { plot, top, data } = scene;
   const down = new Map(); // pointers that touch, by their number
-  let travelled = 0;
+  let traveled = 0;
 
   const place = (event) => {
     const box = top.getBoundingClientRect();
@@ -16,7 +16,7 @@ export function bindPointer(scene, { hoverAt, finish }) {
     if (event.button !== 0) return;
     top.setPointerCapture(event.pointerId);
     down.set(event.pointerId, place(event));
-    travelled = 0;
+    traveled = 0;
     const draws = down.size === 1 && (scene.tool === "lasso") !== event.shiftKey;
     scene.drawing = draws ? [plot.toUnit(...place(event))] : null;
   });
@@ -31,12 +31,12 @@ export function bindPointer(scene, { hoverAt, finish }) {
     const before = down.get(event.pointerId);
     if (!before) return;
     const [dx, dy] = [here[0] - before[0], here[1] - before[1]];
-    travelled += Math.hypot(dx, dy);
+    traveled += Math.hypot(dx, dy);
     if (down.size > 1) pinch(event.pointerId, before, here);
     else if (scene.drawing) scene.drawing.push(plot.toUnit(...here));
     else plot.move(dx, dy);
     down.set(event.pointerId, here);
-    if (travelled > 6) hoverAt(-1);
+    if (traveled > 6) hoverAt(-1);
     scene.redraw();
   });
 
@@ -53,7 +53,7 @@ export function bindPointer(scene, { hoverAt, finish }) {
     if (!down.delete(event.pointerId)) return;
     const corners = scene.drawing;
     scene.drawing = null;
-    if (event.type === "pointerup" && travelled < 6) click(event);
+    if (event.type === "pointerup" && traveled < 6) click(event);
     else if (corners?.length > 2 && event.type === "pointerup") finish(corners);
     scene.redraw();
   }
@@ -65,7 +65,7 @@ export function bindPointer(scene, { hoverAt, finish }) {
     const i = plot.nearest(...place(event), event.pointerType === "mouse" ? 14 : 24);
     const first = event.pointerType !== "mouse" && i !== scene.point;
     hoverAt(i);
-    if (i >= 0 && !first) go({ view: "pictures", query: String(data.ids[i]), upload: "", lasso: "" });
+    if (i >= 0 && !first) go({ view: "images", query: String(data.ids[i]), upload: "", lasso: "" });
   }
 
   top.addEventListener("pointerleave", () => { if (!down.size && !scene.held) hoverAt(-1); });

@@ -2,15 +2,15 @@
 
 /** Every setting of the page with its default; defaults stay out of the address. */
 export const DEFAULTS = Object.freeze({
-  view: "pictures", // pictures | worst | compare | map
-  query: "", // the number of a picture of the gallery
-  upload: "", // or the key of a picture from this computer
+  view: "images", // images | worst | compare | map
+  query: "", // the number of an image of the gallery
+  upload: "", // or the key of an image from this computer
   k: 24,
   label: "",
   text: "",
   probability: 0, // results below it are left out
   unique: false, // near-duplicates are hidden
-  detail: "", // the number of the picture in the detail view
+  detail: "", // the number of the image in the detail view
   lasso: "", // the outline drawn on the map
 });
 
@@ -29,7 +29,7 @@ export function read(search = location.search) {
   }
   if (!/^\d{0,15}$/.test(state.query)) state.query = "";
   if (!/^\d{0,15}$/.test(state.detail)) state.detail = "";
-  if (!["pictures", "worst", "compare", "map"].includes(state.view)) state.view = DEFAULTS.view;
+  if (!["images", "worst", "compare", "map"].includes(state.view)) state.view = DEFAULTS.view;
   return state;
 }
 

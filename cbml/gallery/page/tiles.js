@@ -1,75 +1,75 @@
-// A picture with its caption, and grids of them that the arrow keys walk through.
+// An image with its caption, and grids of them that the arrow keys walk through.
 import { address, read } from "./state.js";
 import { thumbnail } from "./api.js";
 import { count, decimals, element, known, percent } from "./elements.js";
 
-/** One picture of a grid: a link that searches with it, and a button for its details. */
-export function tile(picture) {
-  const { correct, rank } = picture;
-  const verdict = correct === true ? "right" : correct === false ? "wrong" : "";
-  const link = element("a", { href: searchWith(picture), title: picture.name, "aria-label": spoken(picture) },
-    element("div", { class: "frame" }, image(picture)),
+/** One image of a grid: a link that searches with it, and a button for its details. */
+export function tile(image) {
+  const { relevant, rank } = image;
+  const verdict = relevant === true ? "relevant" : relevant === false ? "irrelevant" : "";
+  const link = element("a", { href: searchWith(image), title: image.name, "aria-label": spoken(image) },
+    element("div", { class: "frame" }, small(image)),
     known(rank) && element("span", { class: "rank", "aria-hidden": "true" }, count(rank)),
-    verdict && element("span", { class: "verdict", "aria-hidden": "true" }, correct ? "✓" : "✗"),
-    picture.duplicate && element("span", { class: "copy", "aria-hidden": "true" }, "≈ duplicate"));
-  return element("li", { class: `tile ${verdict}` }, link, caption(picture));
+    verdict && element("span", { class: "verdict", "aria-hidden": "true" }, relevant ? "✓" : "✗"),
+    image.duplicate && element("span", { class: "copy", "aria-hidden": "true" }, "≈ duplicate"));
+  return element("li", { class: `tile ${verdict}` }, link, caption(image));
 }
 
 /** The address of a search; searching from the comparison stays a comparison. */
-function searchWith(picture) {
-  const id = picture.which ? picture.other_id : picture.id;
+function searchWith(image) {
+  const id = image.which ? image.other_id : image.id;
   if (id === null) return null; // only the other gallery has it
-  const view = read().view === "compare" ? "compare" : "pictures";
+  const view = read().view === "compare" ? "compare" : "images";
   return address({ view, query: String(id), upload: "", detail: "", lasso: "" });
 }
 
-function image(picture) {
-  const [small, large] = [192, 384].map((size) => thumbnail(picture.id, size, picture.which));
-  return element("img", { srcset: `${small} 192w, ${large} 384w`, sizes: "160px", src: small, alt: "", loading: "lazy",
+function small(image) {
+  const [narrow, wide] = [192, 384].map((size) => thumbnail(image.id, size, image.which));
+  return element("img", { srcset: `${narrow} 192w, ${wide} 384w`, sizes: "160px", src: narrow, alt: "", loading: "lazy",
     decoding: "async", width: 192, height: 192, error: (event) => event.target.classList.add("broken") });
 }
 
-function more(picture) {
-  return element("button", { type: "button", class: "more", "aria-label": `Details of ${picture.name}`,
-    title: "Details (D)", "data-detail": picture.id }, "⋯");
+function more(image) {
+  return element("button", { type: "button", class: "more", "aria-label": `Details of ${image.name}`,
+    title: "Details (D)", "data-detail": image.id }, "⋯");
 }
 
-function caption(picture) {
+function caption(image) {
   const numbers = [
-    known(picture.probability) && element("b", {}, percent(picture.probability)),
-    known(picture.similarity) && decimals(picture.similarity),
+    known(image.probability) && element("b", {}, percent(image.probability)),
+    known(image.similarity) && decimals(image.similarity),
   ].filter(Boolean).flatMap((part, i) => (i ? [" · ", part] : [part]));
   return element("div", { class: "caption" },
-    element("div", { class: "line" }, element("span", { class: "name" }, picture.label ?? picture.name),
-      !picture.which && more(picture)),
+    element("div", { class: "line" }, element("span", { class: "name" }, image.label ?? image.name),
+      !image.which && more(image)),
     numbers.length > 0 && element("div", { class: "numbers" }, numbers),
-    picture.change && element("div", { class: `moved ${picture.change.way}` }, picture.change.text));
+    image.change && element("div", { class: `moved ${image.change.way}` }, image.change.text));
 }
 
-/** What a screen reader says of a picture. */
-export function spoken(picture) {
-  const parts = [`Search with ${picture.name}`];
-  if (known(picture.rank)) parts.unshift(`Rank ${picture.rank}`);
-  if (picture.label != null) parts.push(`label ${picture.label}`);
-  if (picture.correct != null) parts.push(picture.correct ? "same label as the query" : "another label than the query");
-  if (known(picture.probability)) parts.push(`match probability ${percent(picture.probability)}`);
-  if (known(picture.similarity)) parts.push(`similarity ${decimals(picture.similarity)}`);
-  if (picture.duplicate) parts.push("near-duplicate");
-  if (picture.change) parts.push(picture.change.spoken);
+/** What a screen reader says of an image. */
+export function spoken(image) {
+  const parts = [`Search with ${image.name}`];
+  if (known(image.rank)) parts.unshift(`Rank ${image.rank}`);
+  if (image.label != null) parts.push(`label ${image.label}`);
+  if (image.relevant != null) parts.push(image.relevant ? "same label as the query" : "another label than the query");
+  if (known(image.probability)) parts.push(`match probability ${percent(image.probability)}`);
+  if (known(image.similarity)) parts.push(`similarity ${decimals(image.similarity)}`);
+  if (image.duplicate) parts.push("near-duplicate");
+  if (image.change) parts.push(image.change.spoken);
   return parts.join(", ");
 }
 
-/** A grid of pictures; one Tab stop for all of them, arrow keys within. */
-export function grid(pictures, options = {}) {
-  const list = element("ol", { class: options.strip ? "strip" : "grid", "aria-label": options.name ?? "Pictures",
+/** A grid of images; one Tab stop for all of them, arrow keys within. */
+export function grid(images, options = {}) {
+  const list = element("ol", { class: options.strip ? "strip" : "grid", "aria-label": options.name ?? "Images",
     keydown: walk, focusin: settle });
-  extend(list, pictures);
+  extend(list, images);
   return list;
 }
 
-/** Put more pictures at the end of a grid. */
-export function extend(list, pictures) {
-  const items = pictures.map(tile);
+/** Put more images at the end of a grid. */
+export function extend(list, images) {
+  const items = images.map(tile);
   for (const item of items) setStop(item, false);
   list.append(...items);
   if (list.firstElementChild && !list.querySelector("a[tabindex='0']")) setStop(list.firstElementChild, true);

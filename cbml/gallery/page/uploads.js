@@ -1,4 +1,4 @@
-// Pictures from this computer: dropped, pasted or picked; kept in the browser so that Back and
+// Images from this computer: dropped, pasted or picked; kept in the browser so that Back and
 // reload find them again. They go to the service only to be searched with.
 import { byId, toast } from "./elements.js";
 import { go } from "./state.js";
@@ -9,7 +9,7 @@ const KEEP = 20;
 function database() {
   return new Promise((resolve, reject) => {
     const opening = indexedDB.open("cbml-uploads", 1);
-    opening.onupgradeneeded = () => opening.result.createObjectStore("pictures");
+    opening.onupgradeneeded = () => opening.result.createObjectStore("images");
     opening.onsuccess = () => resolve(opening.result);
     opening.onerror = () => reject(opening.error);
   });
@@ -22,11 +22,11 @@ function finished(request) {
   });
 }
 
-/** The picture kept under a key, or null when this browser does not have it. */
-export async function keptPicture(key) {
+/** The image kept under a key, or null when this browser does not have it. */
+export async function keptImage(key) {
   if (kept.has(key)) return kept.get(key);
   try {
-    const store = (await database()).transaction("pictures").objectStore("pictures");
+    const store = (await database()).transaction("images").objectStore("images");
     return (await finished(store.get(key))) ?? null;
   } catch {
     return null; // private windows have no database
@@ -36,7 +36,7 @@ export async function keptPicture(key) {
 async function keep(key, file) {
   kept.set(key, file);
   try {
-    const store = (await database()).transaction("pictures", "readwrite").objectStore("pictures");
+    const store = (await database()).transaction("images", "readwrite").objectStore("images");
     const keys = await finished(store.getAllKeys());
     for (const old of keys.sort().slice(0, Math.max(0, keys.length - KEEP + 1))) store.delete(old);
     await finished(store.put(file, key));
@@ -51,16 +51,16 @@ let largest = Infinity;
 async function accept(file) {
   if (!file) return;
   if (file.type && !file.type.startsWith("image/")) {
-    toast(`${file.name || "This"} is not a picture.`);
+    toast(`${file.name || "This"} is not an image.`);
     return;
   }
   if (file.size > largest) {
-    toast(`This picture has ${megabytes(file.size)}; the service takes at most ${megabytes(largest)}.`);
+    toast(`This image has ${megabytes(file.size)}; the service takes at most ${megabytes(largest)}.`);
     return;
   }
   const key = Date.now().toString(36) + Math.random().toString(36).slice(2, 6);
   await keep(key, file);
-  go({ view: "pictures", query: "", upload: key, detail: "" });
+  go({ view: "images", query: "", upload: key, detail: "" });
 }
 
 const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MB`;
@@ -74,7 +74,7 @@ export function limitTo(bytes) {
   largest = bytes;
 }
 
-/** Watch for dropped, pasted and picked pictures. */
+/** Watch for dropped, pasted and picked images. */
 export function watch() {
   const hint = byId("drop");
   const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
@@ -89,7 +89,7 @@ export function watch() {
     event.preventDefault();
     hint.hidden = true;
     if (event.dataTransfer.files.length) accept(event.dataTransfer.files[0]);
-    else toast("Drop the picture file itself; addresses are not fetched.");
+    else toast("Drop the image file itself; addresses are not fetched.");
   });
   addEventListener("paste", (event) => {
     const [file] = event.clipboardData.files;

@@ -1,5 +1,5 @@
 // The queries that fail worst, with what they found instead.
-import { get } from "./api.js";
+import { get, whenSeen } from "./api.js";
 import { count, decimals, element, known, plural, toast } from "./elements.js";
 import { grid, tile } from "./tiles.js";
 
@@ -7,27 +7,27 @@ const PAGE = 20;
 const STRIP = 8;
 
 export async function build(state, info, signal) {
-  if (!info.has_scores) return { node: unlabelled() };
+  if (!info.has_scores) return { node: unlabeled() };
   const found = await get("worst", { offset: 0, limit: PAGE, label: state.label }, signal);
   const list = element("ol", { class: "worst", "aria-label": "Worst queries" });
   const shown = { title: "Worst queries", address: location.href, facts: { queries: found.total },
-    parts: [{ name: "worst", pictures: found.pictures }] };
-  add(list, found.pictures, signal);
+    parts: [{ name: "worst", images: found.images }] };
+  add(list, found.images, signal);
   const more = element("button", { type: "button", click: next }, "Show more");
   async function next() {
     more.disabled = true; // one press, one page
     try {
-      const offset = found.pictures.length;
+      const offset = found.images.length;
       const answer = await get("worst", { offset, limit: PAGE, label: state.label }, signal);
-      found.pictures.push(...answer.pictures);
-      add(list, answer.pictures, signal);
-      more.hidden = found.pictures.length >= found.total;
+      found.images.push(...answer.images);
+      add(list, answer.images, signal);
+      more.hidden = found.images.length >= found.total;
     } catch (error) {
       if (error.name !== "AbortError") toast(error.message);
     }
     more.disabled = false;
   }
-  more.hidden = found.pictures.length >= found.total;
+  more.hidden = found.images.length >= found.total;
   const node = element("section", { "aria-label": "Worst queries" },
     element("div", { class: "title" }, element("h2", {}, "Worst queries first"),
       element("span", { class: "soft" }, `${plural(found.total, "query", "queries")} by average precision; what each found instead follows`)),
@@ -35,9 +35,9 @@ export async function build(state, info, signal) {
   return { node, shown, said: "Worst queries first" };
 }
 
-function unlabelled() {
+function unlabeled() {
   return element("div", { class: "notice" }, element("h2", {}, "No labels, no verdict"),
-    element("p", {}, "This gallery has no labels, so nobody can say which results are wrong. Pictures in one folder per label get theirs from the folders."));
+    element("p", {}, "This gallery has no labels, so nobody can say which results are relevant. Images in one folder per label get theirs from the folders."));
 }
 
 function add(list, queries, signal) {
@@ -49,23 +49,13 @@ function add(list, queries, signal) {
       element("dt", {}, "same label"), element("dd", {}, count(query.positives)));
     const row = element("li", { class: "row" }, element("ol", {}, tile(query)), facts, strip);
     list.append(row);
-    seen(row, () => fill(strip, query, signal));
+    whenSeen(row, () => fill(strip, query, signal));
   }
-}
-
-/** Call `act` once when an element comes near the screen. */
-function seen(node, act) {
-  const watcher = new IntersectionObserver(([entry]) => {
-    if (!entry.isIntersecting) return;
-    watcher.disconnect();
-    act();
-  }, { rootMargin: "300px" });
-  watcher.observe(node);
 }
 
 async function fill(strip, query, signal) {
   try {
-    const found = await get(`pictures/${query.id}/search`, { k: STRIP }, signal);
+    const found = await get(`images/${query.id}/search`, { k: STRIP }, signal);
     strip.replaceChildren(grid(found.results, { strip: true, name: `Nearest to ${query.name}` }));
   } catch (error) {
     if (error.name !== "AbortError") strip.textContent = error.message;

@@ -1,4 +1,4 @@
-"""A labelled gallery on a loopback port, a browser for each module, a fresh tab for each test."""
+"""A labeled gallery on a loopback port, a browser for each module, a fresh tab for each test."""
 
 import contextlib
 import os
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from cbml.gallery import Listed
+from cbml.gallery import ImageRef
 from tests.gallery.page.visits import (
     FLAGS,
     Visit,
     browser_path,
-    listed_pictures,
+    listed_images,
     make_gallery,
     serving,
     visiting,
@@ -24,21 +24,21 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs the packag
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Listed]:
-    return listed_pictures(tmp_path_factory.mktemp("pictures"))
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[ImageRef]:
+    return listed_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="session")
-def main_gallery(tmp_path_factory: pytest.TempPathFactory, pictures: list[Listed]) -> Path:
-    return make_gallery(tmp_path_factory.mktemp("galleries") / "discs", pictures, calibrated=True)
+def main_gallery(tmp_path_factory: pytest.TempPathFactory, images: list[ImageRef]) -> Path:
+    return make_gallery(tmp_path_factory.mktemp("galleries") / "discs", images, calibrated=True)
 
 
 @pytest.fixture(scope="session")
 def address(
-    tmp_path_factory: pytest.TempPathFactory, pictures: list[Listed], main_gallery: Path
+    tmp_path_factory: pytest.TempPathFactory, images: list[ImageRef], main_gallery: Path
 ) -> Iterator[str]:
-    """Two models over the same labelled pictures."""
-    other = make_gallery(tmp_path_factory.mktemp("galleries") / "second", pictures[:-1], seed=1)
+    """Two models over the same labeled images."""
+    other = make_gallery(tmp_path_factory.mktemp("galleries") / "second", images[:-1], seed=1)
     with serving(main_gallery, other) as url:
         yield url
 
@@ -57,7 +57,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any, address: str) -> Iterator[Visit]:
-    """A fresh tab on the labelled gallery; the test fails if the browser has anything to say."""
+    """A fresh tab on the labeled gallery; the test fails if the browser has anything to say."""
     with visiting(browser, address) as tab:
         yield tab
 

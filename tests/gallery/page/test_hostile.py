@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cbml.gallery import Listed
-from tests.gallery.page.visits import draw_picture, make_gallery, serving
+from cbml.gallery import ImageRef
+from tests.gallery.page.visits import draw_image, make_gallery, serving
 
 MARK = "window.struck=1"
 TAGS = "#main :is(script, iframe, svg, math, object, video, details, style, base)"
@@ -47,12 +47,12 @@ STRINGS = [
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Each string as a name and as a label, on two pictures so that searches have positives."""
-    pictures, listed = tmp_path_factory.mktemp("pictures"), []
+    """Each string as a name and as a label, on two images so that searches have positives."""
+    images, listed = tmp_path_factory.mktemp("images"), []
     for number, text in enumerate(STRINGS * 2):
-        path = pictures / f"{number}.png"
-        draw_picture(path, (200, 8 * (number % 30), 90), seed=number)
-        listed.append(Listed(str(path), f"{text} {number}", text))
+        path = images / f"{number}.png"
+        draw_image(path, (200, 8 * (number % 30), 90), seed=number)
+        listed.append(ImageRef(str(path), f"{text} {number}", text))
     folder = tmp_path_factory.mktemp("galleries") / "hostile"
     with serving(make_gallery(folder, listed)) as url:
         yield url
@@ -67,8 +67,8 @@ def test_thirty_scripts_are_text(visit_of: Any, hostile: str) -> None:
     with visit_of(hostile) as visit:
         page = visit.open(wait=".tile:nth-child(60)")
         labels = page.locator(".tile .name").all_text_contents()
-        listed = visit.api("pictures?limit=500")["pictures"]
-        assert labels == [picture["label"] for picture in listed]
+        listed = visit.api("images?limit=500")["images"]
+        assert labels == [image["label"] for image in listed]
         assert page.locator(TAGS).count() == 0
         for view in ("?query=0&k=96", "?view=worst", "?view=map&lasso=0_0.1000_0.1000_1000.0_1000"):
             page = visit.open(view, wait=".tile")
@@ -79,12 +79,12 @@ def test_thirty_scripts_are_text(visit_of: Any, hostile: str) -> None:
 
 def test_scripts_in_details_filters_and_titles_are_text(visit_of: Any, hostile: str) -> None:
     with visit_of(hostile) as visit:
-        for picture in visit.api("pictures?limit=500")["pictures"][:30]:
+        for image in visit.api("images?limit=500")["images"][:30]:
             page = visit.open(
-                f"?query={picture['id']}&detail={picture['id']}", wait="#detail[open] .facts"
+                f"?query={image['id']}&detail={image['id']}", wait="#detail[open] .facts"
             )
-            assert page.locator("#detail-title").text_content() == picture["name"]
-            shown = picture["name"].replace("\0", "")  # a browser shows no NUL in a title
+            assert page.locator("#detail-title").text_content() == image["name"]
+            shown = image["name"].replace("\0", "")  # a browser shows no NUL in a title
             assert " ".join(shown.split()) in " ".join(page.title().split())
             assert not struck(page)
         page.locator("#detail-close").click()

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 import cbml
-from cbml.gallery import Listed
+from cbml.gallery import ImageRef
 from tests.gallery.page.visits import Visit, make_gallery, serving
 
 PAGE = Path(cbml.__file__).parent / "gallery" / "page"
 VIEWS = ["", "?query=3", "?view=worst", "?view=compare&query=3", "?view=map", "?query=3&detail=4"]
 
-# Text and what lies behind it, as the browser computed them; pictures behind text have a plate.
+# Text and what lies behind it, as the browser computed them; images behind text have a plate.
 CONTRASTS = """() => {
   const parse = (color) => {
     const [r, g, b, a = 1] = color.match(/[\\d.]+/g).map(Number);
@@ -61,7 +61,7 @@ def test_text_has_enough_contrast(visit_of: Any, address: str, scheme: str) -> N
 
 UNNAMED = """() => {
   const kinds = "a[href], button, input, select, summary, canvas[tabindex], dialog, nav, main img";
-  const named = (node) => node.getAttribute("aria-label") || node.getAttribute("aria-labelledby")
+  const named = (node) => node.getAttribute("aria-label") || node.getAttribute("aria-labeledby")
     || node.labels?.length || node.textContent.trim() || node.hasAttribute("alt");
   return [...document.querySelectorAll(kinds)]
     .filter((node) => node.checkVisibility() && !named(node)).map((node) => node.className);
@@ -97,7 +97,7 @@ def test_every_control_has_a_name(visit: Visit, view: str) -> None:
 def test_a_search_by_keyboard_alone(visit: Visit) -> None:
     page = visit.open(wait=".tile")
     page.keyboard.press("Tab")
-    assert page.evaluate(FOCUSED) == "Skip to the pictures"
+    assert page.evaluate(FOCUSED) == "Skip to the images"
     for _ in range(40):
         page.keyboard.press("Tab")
         if page.evaluate(FOCUSED).startswith("Search with cherry/0.png"):
@@ -140,7 +140,7 @@ def test_the_map_by_keyboard(visit: Visit) -> None:
         "(text) => document.getElementById('status').innerText !== text", arg=first
     )
     page.keyboard.press("s")
-    page.wait_for_selector("h2:text-is('33 pictures selected')")
+    page.wait_for_selector("h2:text-is('33 images selected')")
     page.keyboard.press("Enter")
     page.wait_for_selector(".query")
 
@@ -174,32 +174,32 @@ def test_a_telephone_needs_no_sideways_scrolling(visit_of: Any, address: str, vi
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_one_picture_without_a_label(visit_of: Any, pictures: list[Listed], tmp_path: Path) -> None:
-    alone = make_gallery(tmp_path / "alone", [Listed(pictures[0].path, "alone.png", None)])
+def test_one_image_without_a_label(visit_of: Any, images: list[ImageRef], tmp_path: Path) -> None:
+    alone = make_gallery(tmp_path / "alone", [ImageRef(images[0].path, "alone.png", None)])
     with serving(alone) as url, visit_of(url) as visit:
         page = visit.open(wait=".tile")
         page.locator(".tile a").click()
-        page.wait_for_selector("text=No picture matches")
+        page.wait_for_selector("text=No image matches")
         for view, words in [("worst", "No labels, no verdict"), ("compare", "One model is served")]:
             visit.open(f"?view={view}", wait=f"text={words}")
         visit.open("?view=map", wait=".plot, .notice")
 
 
-def test_a_picture_that_is_not_there_and_a_file_that_is_none(visit: Visit, tmp_path: Path) -> None:
+def test_a_image_that_is_not_there_and_a_file_that_is_none(visit: Visit, tmp_path: Path) -> None:
     visit.forgiven = ("Failed to load resource",)  # the browser's own line for a 4xx
     page = visit.open("?query=999", wait=".notice")
     assert "999" in page.locator(".notice").inner_text()
     broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no picture at all")
+    broken.write_bytes(b"no image at all")
     page.locator("#file").set_input_files(str(broken))
     page.wait_for_url("**upload=**")
     page.wait_for_selector(".notice h2:text-is('That did not work')")
     (tmp_path / "words.txt").write_text("words")
     page.locator("#file").set_input_files(str(tmp_path / "words.txt"))
-    page.wait_for_selector("#toast:has-text('words.txt is not a picture')")
+    page.wait_for_selector("#toast:has-text('words.txt is not an image')")
 
 
-def test_a_picture_that_is_too_large_is_not_sent(visit: Visit) -> None:
+def test_a_image_that_is_too_large_is_not_sent(visit: Visit) -> None:
     page = visit.open(wait=".tile")
     most = visit.api("info")["limits"]["body_bytes"]
     page.evaluate(

@@ -37,7 +37,7 @@ def test_an_address_opens_the_same_page_again(visit: Visit, state: str) -> None:
 @pytest.mark.parametrize(
     "state", ["?query=-1&k=x&view=nothing", "?k=1e9&probability=7&lasso=%00.1"]
 )
-def test_an_address_that_makes_no_sense_shows_the_pictures(visit: Visit, state: str) -> None:
+def test_an_address_that_makes_no_sense_shows_the_images(visit: Visit, state: str) -> None:
     visit.open(state, wait=".welcome")
 
 
@@ -48,7 +48,7 @@ def test_a_late_answer_does_not_replace_what_the_address_says(visit: Visit) -> N
     def hold(route: Any) -> None:
         held.append(route)
 
-    page.route("**/api/v1/pictures/3/search*", hold)
+    page.route("**/api/v1/images/3/search*", hold)
     page.locator(".tile a").nth(3).click()
     page.wait_for_selector(".busy")
     page.go_back()
@@ -58,7 +58,7 @@ def test_a_late_answer_does_not_replace_what_the_address_says(visit: Visit) -> N
             route.continue_()
     page.wait_for_load_state("networkidle")
     assert page.locator(".welcome").is_visible()
-    page.unroute("**/api/v1/pictures/3/search*")
+    page.unroute("**/api/v1/images/3/search*")
     page.locator(".tile a").nth(3).click()
     page.wait_for_selector(".query h2:text-is('cherry/3.png')")
 
@@ -86,7 +86,7 @@ def exported(page: Any, kind: str) -> tuple[str, str]:
 
 def test_export_as_csv_and_json(visit: Visit) -> None:
     page = visit.open("?query=3&k=4", wait=".query")
-    answer = visit.api("pictures/3/search?k=4")
+    answer = visit.api("images/3/search?k=4")
     found = [*answer["results"], *answer["missed"]]
     name, text = exported(page, "csv")
     assert name == "Nearest-to-cherry-3-png.csv"
@@ -97,14 +97,14 @@ def test_export_as_csv_and_json(visit: Visit) -> None:
     assert [float(row["similarity"]) for row in rows] == [r["similarity"] for r in found]
     _, text = exported(page, "json")
     data = json.loads(text)
-    assert [row["id"] for row in data["pictures"]] == [result["id"] for result in found]
+    assert [row["id"] for row in data["images"]] == [result["id"] for result in found]
     assert data["address"].endswith("?query=3&k=4")
 
 
 def test_export_as_one_page_that_needs_nothing_else(visit: Visit) -> None:
     page = visit.open("?query=3&k=4", wait=".query")
     _, text = exported(page, "html")
-    shown = len(visit.api("pictures/3/search?k=4")["missed"]) + 4
+    shown = len(visit.api("images/3/search?k=4")["missed"]) + 4
     other = page.context.new_page()
     asked: list[str] = []
     other.on("request", lambda request: asked.append(request.url))

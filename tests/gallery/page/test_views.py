@@ -9,7 +9,7 @@ def test_worst_queries_come_first(visit: Visit) -> None:
     page = visit.open(wait=".tile")
     page.get_by_role("link", name="Worst queries").click()
     page.wait_for_selector(".worst .row")
-    found = visit.api("worst?limit=20")["pictures"]
+    found = visit.api("worst?limit=20")["images"]
     precisions = [query["average_precision"] for query in found]
     assert precisions == sorted(precisions)
     assert precisions[0] < precisions[-1]
@@ -21,9 +21,7 @@ def test_worst_queries_come_first(visit: Visit) -> None:
         assert f"average precision {fixed(query['average_precision'])}" in words
     strip = rows[0].locator(".strip .tile")
     strip.first.wait_for()
-    wrong = [
-        row["correct"] for row in visit.api(f"pictures/{found[0]['id']}/search?k=8")["results"]
-    ]
+    wrong = [row["relevant"] for row in visit.api(f"images/{found[0]['id']}/search?k=8")["results"]]
     assert [tile.inner_text().split("\n")[1] == "✓" for tile in strip.all()] == wrong
     page.get_by_role("button", name="Show more").click()
     page.wait_for_selector(".worst .row:nth-child(33)")
@@ -60,7 +58,7 @@ def moved_words(result: dict[str, Any]) -> str:
 
 
 def screen_places(visit: Visit) -> dict[int, tuple[float, float]]:
-    """Where each picture lies on the screen: the whole map fits into a square in the middle."""
+    """Where each image lies on the screen: the whole map fits into a square in the middle."""
     box = visit.page.locator(".plot canvas").last.bounding_box()
     side = min(box["width"], box["height"]) - 70
     left = box["x"] + (box["width"] - side) / 2
@@ -70,20 +68,20 @@ def screen_places(visit: Visit) -> dict[int, tuple[float, float]]:
     return {i: (left + x / 65535 * side, top + (1 - y / 65535) * side) for i, x, y in columns}
 
 
-def test_the_map_shows_a_picture_under_the_pointer_and_a_click_searches(visit: Visit) -> None:
+def test_the_map_shows_a_image_under_the_pointer_and_a_click_searches(visit: Visit) -> None:
     page = visit.open("?view=map", wait=".plot")
     places = screen_places(visit)
     number, (x, y) = max(places.items(), key=lambda item: apart(item, places))
     page.mouse.move(x, y)
     page.wait_for_selector(".hover:visible")
-    assert f"/pictures/{number}/thumbnail" in page.locator(".hover img").get_attribute("src")
-    assert page.locator(".hover").inner_text() == visit.api(f"pictures/{number}")["label"]
+    assert f"/images/{number}/thumbnail" in page.locator(".hover img").get_attribute("src")
+    assert page.locator(".hover").inner_text() == visit.api(f"images/{number}")["label"]
     page.mouse.click(x, y)
     page.wait_for_url(f"**/?query={number}")
 
 
 def apart(item: tuple[int, tuple[float, float]], places: dict[int, tuple[float, float]]) -> float:
-    """How far a picture is from its nearest neighbour, so that the pointer can mean only it."""
+    """How far an image is from its nearest neighbor, so that the pointer can mean only it."""
     number, (x, y) = item
     others = [place for other, place in places.items() if other != number]
     return min((x - u) ** 2 + (y - v) ** 2 for u, v in others)
@@ -136,11 +134,11 @@ def test_the_map_dims_other_labels(visit: Visit) -> None:
 def test_details_have_a_command_that_can_be_copied(visit: Visit) -> None:
     visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = visit.open("?query=3", wait=".query")
-    first = visit.api("pictures/3/search?k=24")["results"][0]
+    first = visit.api("images/3/search?k=24")["results"][0]
     page.get_by_role("button", name=f"Details of {first['name']}").first.click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("heading", name=first["name"]).wait_for()
-    known = visit.api(f"pictures/{first['id']}")
+    known = visit.api(f"images/{first['id']}")
     words = dialog.locator(".facts").inner_text()
     for value in (
         known["label"],
@@ -163,6 +161,6 @@ def test_the_arrow_keys_turn_pages_of_the_details(visit: Visit) -> None:
     page.wait_for_selector("#detail-title:text-is('cherry/2.png')")
     page.keyboard.press("ArrowLeft")
     page.wait_for_selector("#detail-title:text-is('cherry/1.png')")
-    page.get_by_role("link", name="Search with this picture").click()
+    page.get_by_role("link", name="Search with this image").click()
     page.wait_for_url("**/?query=1")
     page.wait_for_selector("#detail", state="hidden")

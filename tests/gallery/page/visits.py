@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 
 import cbml
 from cbml.bayes import MatchProbability
-from cbml.gallery import Gallery, Listed, build
+from cbml.gallery import Gallery, ImageRef, build
 from cbml.models import Embedder
 
 COLORS = {
@@ -35,31 +35,31 @@ FLAGS = [
 ]
 
 
-def draw_picture(path: Path, color: tuple[int, int, int], seed: int) -> None:
+def draw_image(path: Path, color: tuple[int, int, int], seed: int) -> None:
     """A disc of a color on a background of its own, so that a random network errs sometimes."""
     random = np.random.default_rng(seed)
-    picture = Image.new("RGB", (96, 72), tuple(random.integers(0, 256, 3).tolist()))
+    image = Image.new("RGB", (96, 72), tuple(random.integers(0, 256, 3).tolist()))
     x, y, r = random.integers(20, 70), random.integers(20, 50), random.integers(12, 30)
-    ImageDraw.Draw(picture).ellipse((x - r, y - r, x + r, y + r), fill=color)
-    picture.save(path, quality=95)
+    ImageDraw.Draw(image).ellipse((x - r, y - r, x + r, y + r), fill=color)
+    image.save(path, quality=95)
 
 
-def listed_pictures(folder: Path) -> list[Listed]:
-    """Eight pictures of each color, and a near-duplicate of the first."""
+def listed_images(folder: Path) -> list[ImageRef]:
+    """Eight images of each color, and a near-duplicate of the first."""
     listed = []
     for color, (label, value) in enumerate(COLORS.items()):
         for number in range(EACH):
             path = folder / f"{label}-{number}.png"
-            draw_picture(path, value, seed=100 * color + number)
-            listed.append(Listed(str(path), f"{label}/{number}.png", label))
+            draw_image(path, value, seed=100 * color + number)
+            listed.append(ImageRef(str(path), f"{label}/{number}.png", label))
     copy = folder / "cherry-again.jpg"
     with Image.open(listed[0].path) as first:
         first.convert("RGB").resize((192, 144)).save(copy, quality=88)
-    return [*listed, Listed(str(copy), "cherry/again.jpg", "cherry")]
+    return [*listed, ImageRef(str(copy), "cherry/again.jpg", "cherry")]
 
 
 def calibration() -> MatchProbability:
-    """Fitted to rows around centres, ten for each of twenty labels."""
+    """Fitted to rows around centers, ten for each of twenty labels."""
     random = np.random.default_rng(0)
     labels = np.repeat(np.arange(20), 10)
     rows = random.normal(size=(20, 16))[labels] + random.normal(size=(200, 16))
@@ -67,7 +67,7 @@ def calibration() -> MatchProbability:
 
 
 def make_gallery(
-    folder: Path, listed: list[Listed], *, seed: int = 0, calibrated: bool = False
+    folder: Path, listed: list[ImageRef], *, seed: int = 0, calibrated: bool = False
 ) -> Path:
     model = Embedder("conv4", dim=16, weights="none", seed=seed)
     chances = calibration() if calibrated else None
@@ -80,7 +80,7 @@ def serving(gallery: Path, compare: Path | None = None) -> Iterator[str]:
     """The address of a gallery that is served by a thread of this process."""
     import uvicorn
 
-    from cbml.gallery.guard import allowed_hosts
+    from cbml.gallery.middleware import allowed_hosts
     from cbml.gallery.server import listen
     from cbml.gallery.service import make_app
 
@@ -102,6 +102,7 @@ def serving(gallery: Path, compare: Path | None = None) -> Iterator[str]:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
         finally:
             server.should_exit = True
+            app.app.state.service.close()  # type: ignore[attr-defined]
             thread.join()
 
 

@@ -1,0 +1,36 @@
+from .bayes import MatchProbability as MatchProbability
+from .bayes import PairStatistics as PairStatistics
+from .data import ClassBalancedSampler as ClassBalancedSampler
+from .data import ImageDataset as ImageDataset
+from .data import Splits as Splits
+from .data import datasets as datasets
+from .evaluation import Scores as Scores
+from .evaluation import evaluate as evaluate
+from .gallery import Gallery as Gallery
+from .index import Index as Index
+from .index import Matches as Matches
+from .losses import LOSSES as LOSSES
+from .losses import CBMLLoss as CBMLLoss
+from .losses import LinearRatio as LinearRatio
+from .losses import MetricVariance as MetricVariance
+from .losses import QuadraticRatio as QuadraticRatio
+from .methods import METHODS as METHODS
+from .models import BACKBONES as BACKBONES
+from .models import Embedder as Embedder
+from .models import Execution as Execution
+from .models import Preprocessing as Preprocessing
+from .models import embed as embed
+from .models import export_onnx as export_onnx
+from .models import from_hub as from_hub
+from .models import push_to_hub as push_to_hub
+from .outputs import Outputs as Outputs
+from .outputs import Reranker as Reranker
+from .query_gallery import QueryGallery as QueryGallery
+from .runs import RunConfig as RunConfig
+from .runs import RunResult as RunResult
+from .runs import run as run
+from .training import Method as Method
+from .training import fit as fit
+
+__version__: str
+from .bayes import PairHistogram as PairHistogram

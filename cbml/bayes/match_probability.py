@@ -1,0 +1,273 @@
+"""The probability that a search result is of the query's class."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
+
+from cbml.bayes.calibration_file import as_record, read_fields
+from cbml.bayes.fitting import fit_odds
+from cbml.bayes.log_odds import Line, Odds
+from cbml.bayes.neighbors import (
+    ExpectedPositives,
+    cohort_means,
+    enough_to_fit,
+    mean_of_cohort,
+    nearest_neighbors,
+)
+from cbml.bayes.reliability import Reliability
+from cbml.errors import BadData, DamagedFile
+from cbml.files import write_json
+from cbml.query_gallery import Labels, Matrix, QueryGallery, as_unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchProbability:
+    """From the similarities of a query's results to the probability that each is of its class.
+
+    A similarity of 0.8 means much where the query's other neighbors are at 0.5, and little where
+    they are at 0.8 too. So the likelihood ratio has a center of its own for each query, given by b:
+    the mean similarity of its cohort, the results behind nearly all that can be relevant. The
+    result has a cohort of its own, that of a search with it, and its mean b_r tells as much.
+
+        log Φ(s) = weight_s · min(s, ceiling) + weight_b · b + weight_r · b_r + constant
+        p        = 1 / (1 + exp(-log Φ(s) - log(R / R_fitted)))
+
+    with log Φ through a monotone curve where that helps, and R the number of relevant images that
+    a query can expect to find.
+
+    Args:
+        by_query: log Φ without b_r, for where only similarities are known.
+        by_both: log Φ with b_r; None where that says no more.
+        cohort: begin and end of the ranks of the cohort.
+        typical_cohort_mean: b for lists that end before the cohort begins.
+        fitted_positives: R where the weights were fitted, for this cohort.
+        positives: R where they are used.
+        own_positives: R for queries that are among the images searched, and left out.
+        check: how far the probabilities held on classes left out while fitting, b_r known.
+        source: the line of the first fit, which `for_gallery` keeps, to know it again by.
+    """
+
+    by_query: Odds
+    by_both: Odds | None = field(repr=False)
+    cohort: tuple[int, int]
+    typical_cohort_mean: float
+    fitted_positives: float
+    positives: float
+    own_positives: float
+    check: Reliability = field(repr=False)
+    source: Line = field(repr=False)
+
+    def __post_init__(self) -> None:
+        expected = (self.fitted_positives, self.positives, self.own_positives)
+        if not all(map(math.isfinite, (*self.source, self.typical_cohort_mean, *expected))):
+            raise ValueError("source, typical_cohort_mean and positives must be finite numbers")
+        if min(expected) <= 0.0:
+            raise ValueError("positives must be above zero")
+        if not 0 <= self.cohort[0] < self.cohort[1]:
+            raise ValueError(f"cohort must be ascending ranks, got {self.cohort}")
+
+    @property
+    def depth(self) -> int:
+        """How many results a query's list should have, so that its cohort is among them."""
+        return self.cohort[1]
+
+    @classmethod
+    def fit(
+        cls, embeddings: Matrix | QueryGallery, labels: Labels | None = None, *, seed: int = 0
+    ) -> "MatchProbability":
+        """Fit to classes that the model was not trained on.
+
+        Each image is searched for among all the others; 2,048 of them where there are more.
+
+        Args:
+            embeddings: one row per image, or a `QueryGallery` without a gallery. (N, D)
+            labels: one per row. (N,)
+            seed: random seed of that choice, and of the halves of classes that check each other.
+        """
+        sides = QueryGallery.of(embeddings, labels)
+        if not sides.searches_itself:
+            raise ValueError(
+                "probabilities are fitted to searches of one set: leave the gallery out"
+            )
+        if len(sides.codes) < 2:
+            raise BadData("embeddings: one image is no gallery")
+        sizes = np.unique(sides.codes, return_counts=True)[1]
+        if sizes.max() < 2:
+            raise BadData("labels: no two images share a class, so that no result is relevant")
+        expected = ExpectedPositives.of_classes(sizes)
+        fitted = fit_odds(sides, expected.cohort, seed=seed)
+        query, both = fitted.by_query, fitted.by_both
+        # Each was searched for among the others.
+        positives = expected.own_positives
+        return cls(
+            by_query=query.odds,
+            by_both=None if both is None else both.odds,
+            cohort=expected.cohort,
+            typical_cohort_mean=fitted.cohort_mean,
+            fitted_positives=positives,
+            positives=positives,
+            own_positives=positives,
+            check=(both or query).check,
+            source=query.odds.line,
+        )
+
+    def cohort_mean(self, similarities: ArrayLike) -> NDArray[np.float64]:
+        """The mean similarity of each query's cohort, (..., 1); a typical one for shorter lists.
+
+        Args:
+            similarities: of one query's results along the last axis, in any order; -inf stands for
+                no result. (..., K)
+        """
+        ordered = -np.sort(-np.asarray(similarities, dtype=np.float64), axis=-1)
+        return mean_of_cohort(ordered, self.cohort, self.typical_cohort_mean)
+
+    def result_cohort_mean(self, embeddings: Matrix, indices: ArrayLike) -> NDArray[np.float64]:
+        """The mean similarity of each result's own cohort in the set that was searched, (..., K).
+
+        Each different result costs a search.
+
+        Args:
+            embeddings: what was searched. (N, D)
+            indices: of the results in it; below zero for none. (..., K)
+        """
+        wanted = np.asarray(indices, dtype=np.int64)
+        searched = as_unit(embeddings, "embeddings")
+        return cohort_means(searched, wanted, self.cohort, self.typical_cohort_mean)
+
+    def probability(
+        self,
+        similarities: ArrayLike,
+        *,
+        cohort_mean: ArrayLike | None = None,
+        result_cohort_mean: ArrayLike | None = None,
+        own: bool = False,
+    ) -> NDArray[np.float64]:
+        """The probability of each result to be of its query's class.
+
+        Args:
+            similarities: of one query's results along the last axis, in any order; -inf stands for
+                no result. (..., K)
+            cohort_mean: of the queries, as `cohort_mean` gives it for their unfiltered results.
+                Taken from the similarities when None: then they must be the nearest results,
+                unfiltered, and at least `depth` of them or all there are. (..., 1)
+            result_cohort_mean: of the results, as the method of that name gives it; the
+                probabilities are better with it. (..., K)
+            own: whether the queries are among the images searched, and left out of their results:
+                then there is one relevant image less to be found.
+        """
+        s = np.atleast_1d(np.asarray(similarities, dtype=np.float64))
+        if np.isnan(s).any():
+            raise ValueError("similarities holds NaN")
+        if cohort_mean is None:
+            cohort_mean = self.cohort_mean(s)
+        # One for each query: as a row they would be taken for one of each result.
+        means = np.reshape(cohort_mean, (*s.shape[:-1], 1))
+        if self.by_both is None or result_cohort_mean is None:
+            odds = self.by_query(s, means)
+        else:
+            odds = self.by_both(s, means, np.reshape(result_cohort_mean, s.shape))
+        expected = self.own_positives if own else self.positives
+        shift = math.log(expected / self.fitted_positives)
+        probability: NDArray[np.float64] = expit(odds + shift)
+        return probability.reshape(np.shape(similarities))
+
+    def for_gallery(
+        self, embeddings: Matrix, labels: Labels | None = None, *, positives: float | None = None
+    ) -> "MatchProbability":
+        """Probabilities for searches in another set than the one fitted on.
+
+        A gallery whose labels give enough relevant results (200 images with another of their class,
+        of 5 classes) gets weights of its own: nothing knows better which of its classes look alike.
+        Otherwise the weights stay, and so does the prior where the labels have nothing to do with
+        looks. The cohort moves back where queries can expect more relevant images than lie before
+        it.
+
+        Args:
+            embeddings: what will be searched. (N, D)
+            labels: one per row, where they are known: a query of one of their classes can expect
+                Σ n_c² / N relevant images, and one that is among them Σ n_c (n_c - 1) / N.
+                (N,)
+            positives: R, how many relevant images a query can expect; as where it was fitted when
+                neither this nor labels are given.
+        """
+        gallery, ready = as_unit(embeddings, "embeddings"), self
+        if len(gallery) < 2:
+            raise BadData("embeddings: one image is no gallery")
+        expected: ExpectedPositives | None = None
+        if positives is not None:
+            expected = ExpectedPositives.of_number(positives, len(gallery))
+        if labels is not None:
+            sides = QueryGallery.of(gallery, labels)
+            sizes = np.unique(sides.codes, return_counts=True)[1]
+            try:
+                if enough_to_fit(sizes):
+                    ready = MatchProbability.fit(sides)
+                expected = expected or ExpectedPositives.of_classes(sizes)
+            except BadData:  # labels that similarity tells nothing of, such as dates, are as none
+                pass
+        if expected is None:  # as where it was fitted
+            expected = ExpectedPositives(self.fitted_positives, self.fitted_positives, self.cohort)
+        if ready is self:
+            ready = self._with_cohort(gallery, max(self.cohort, expected.cohort))
+        return dataclasses.replace(
+            ready,
+            positives=expected.positives,
+            own_positives=expected.own_positives,
+            source=self.source,
+        )
+
+    def _with_cohort(
+        self, gallery: NDArray[np.float32], cohort: tuple[int, int]
+    ) -> "MatchProbability":
+        """The same weights for a gallery, and for a cohort farther back.
+
+        Before a cohort so many times farther back lie so many times more irrelevant results: it
+        takes as many times more relevant ones for the same odds.
+        """
+        typical = self.typical_cohort_mean
+        if len(gallery) > cohort[0] + 1:
+            found = nearest_neighbors(_unlabeled(gallery), cohort[1])
+            typical = float(mean_of_cohort(found.similarities, cohort, typical).mean())
+        farther = sum(cohort) / sum(self.cohort)
+        return dataclasses.replace(
+            self,
+            cohort=cohort,
+            typical_cohort_mean=typical,
+            fitted_positives=self.fitted_positives * farther,
+        )
+
+    def as_record(self) -> dict[str, Any]:
+        """What `save` writes: every field, its kind and a checksum."""
+        return as_record(self)
+
+    def save(self, path: Path | str) -> None:
+        """Write to a JSON file, atomically.
+
+        Args:
+            path: of the file, such as calibration.json in the folder of a run.
+        """
+        write_json(Path(path), self.as_record())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "MatchProbability":
+        """Read what `save` wrote, now or before; what is damaged or something else is refused.
+
+        Args:
+            path: of the file.
+        """
+        fields = read_fields(Path(path))
+        try:
+            return cls(**fields)
+        except ValueError as error:
+            raise DamagedFile(f"{path}: not what this program writes ({error})") from None
+
+
+def _unlabeled(gallery: NDArray[np.float32]) -> QueryGallery:
+    codes = np.zeros(len(gallery), dtype=np.int64)
+    return QueryGallery(embeddings=gallery, codes=codes, class_labels=codes[:1])

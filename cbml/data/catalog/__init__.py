@@ -1,0 +1,3 @@
+"""The benchmarks that are known by name, one file each."""
+
+__all__: list[str] = []

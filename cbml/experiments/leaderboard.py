@@ -1,0 +1,291 @@
+"""The leaderboard: every loss and method under one frozen protocol.
+
+leaderboard.json is the protocol, with every setting written out, so that later defaults of the
+library do not change it. Each entry tries the same few learning rates for a few steps, judged on
+held-out training classes; one full run at the best of them is scored on the test classes.
+"""
+
+import fnmatch
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cbml.errors import BadData
+from cbml.experiments.jobs import Job, Record, read_records, records_file
+from cbml.experiments.plans import best_learning_rate
+from cbml.experiments.rendering import Estimate, estimate
+from cbml.experiments.rows import DATA_NAMES
+from cbml.experiments.running import Progress, run_jobs
+from cbml.experiments.sources import Sources
+from cbml.losses import LOSS_NAMES
+from cbml.methods import METHODS
+from cbml.runs import RunConfig
+from cbml.training import Callback
+
+LEADERBOARD = "leaderboard"
+# Settings in which entries differ; in all others a record must agree with the protocol.
+_OWN = {
+    *("seed", "learning_rate", "loss", "loss_options", "method", "method_options", "parameters"),
+    *("data", "weights"),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the leaderboard.
+
+    Args:
+        name: Name of a loss or method, or "package.module:Class" for one of your own.
+        kind: Which of the two.
+    """
+
+    name: str
+    kind: Literal["loss", "method"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What all entries share.
+
+    Args:
+        config: Every setting but the loss, the method, the seed and the learning rate.
+        learning_rates: Tried for each entry.
+        trial_steps: Length of a trial.
+        trial_data: The dataset of the trials; other datasets take the learning rates found there.
+        losses: Settings of the section `loss` that single losses need.
+    """
+
+    config: RunConfig
+    learning_rates: tuple[float, ...]
+    trial_steps: int
+    trial_data: str
+    losses: dict[str, dict[str, Any]]
+
+    def config_of(self, entry: Entry, data: str, learning_rate: float, seed: int) -> RunConfig:
+        """The config of a full run of an entry."""
+        changes: dict[str, Any] = {
+            "data": data,
+            "optimizer": {"learning_rate": learning_rate},
+            "training": {"seed": seed},
+        }
+        if entry.kind == "method":
+            changes["method"] = entry.name
+        else:
+            changes["loss"] = {"name": entry.name, **self.losses.get(entry.name, {})}
+        return self.config.replace(**changes)
+
+
+@functools.cache
+def read_protocol() -> Protocol:
+    """The frozen protocol."""
+    text = Path(__file__).with_name("leaderboard.json").read_text(encoding="utf-8")
+    content = json.loads(text)
+    return Protocol(
+        config=RunConfig.from_dict(content["config"]),
+        learning_rates=tuple(content["learning_rates"]),
+        trial_steps=content["trial_steps"],
+        trial_data=content["trial_data"],
+        losses=content["losses"],
+    )
+
+
+def find_entries(
+    only: Sequence[str] = (), *, losses: Sequence[str] = (), methods: Sequence[str] = ()
+) -> list[Entry]:
+    """Every loss and method by name, or those that fit a pattern, and classes of your own.
+
+    Args:
+        only: Patterns with * and ?; none takes all unless classes of your own are given.
+        losses: "package.module:Class" each.
+        methods: "package.module:Class" each.
+    """
+    own = [Entry(name, "loss") for name in losses] + [Entry(name, "method") for name in methods]
+    known = [Entry(name, "loss") for name in LOSS_NAMES]
+    # Numbers without labels do not belong beside those with labels.
+    known += [Entry(name, "method") for name, one in METHODS.items() if one.labels == "known"]
+    patterns = only or ([] if own else ["*"])
+    fits = [e for e in known if any(fnmatch.fnmatchcase(e.name, one) for one in patterns)]
+    if only and not fits:
+        names = ", ".join(entry.name for entry in known)
+        raise BadData(f"--only {' '.join(only)}: fits no entry; the entries are {names}")
+    return fits + own
+
+
+def plan_leaderboard_trials(entry: Entry, protocol: Protocol) -> list[Job]:
+    """A short run for each learning rate; the test classes are never scored."""
+    jobs = []
+    for rate in protocol.learning_rates:
+        config = protocol.config_of(entry, protocol.trial_data, rate, seed=0)
+        steps = {"steps": protocol.trial_steps}
+        jobs.append(
+            Job(
+                table=LEADERBOARD,
+                row=entry.name,
+                config=config.replace(training=steps),
+                scale="laptop",
+                scored=("validation",),
+                overrides={"learning_rate": rate, **steps},
+                learning_rate_from="trial",
+            )
+        )
+    return jobs
+
+
+def plan_final(
+    entry: Entry, data: str, seed: int, trials: Iterable[Record], protocol: Protocol
+) -> Job | None:
+    """The full run of an entry at its best learning rate; None while its trials are not done."""
+    scores: dict[float, float] = {}
+    for record in trials:
+        settings = record["settings"]
+        if record["row"] == entry.name and settings["steps"] == protocol.trial_steps:
+            score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
+            scores[settings["learning_rate"]] = -1.0 if record["failed"] else score
+    if not scores.keys() >= set(protocol.learning_rates):
+        return None
+    tried = {rate: scores[rate] for rate in protocol.learning_rates}
+    return Job(
+        table=LEADERBOARD,
+        row=entry.name,
+        config=protocol.config_of(entry, data, best_learning_rate(tried), seed),
+        scale="laptop",
+        learning_rate_from="trials on validation classes",
+    )
+
+
+def run_leaderboard(
+    entries: Sequence[Entry],
+    data: str,
+    out: Path,
+    *,
+    seeds: Sequence[int],
+    sources: Sources,
+    callback: Callback,
+    protocol: Protocol | None = None,
+) -> Progress:
+    """Trials and full runs of the entries, one entry after the other, seed by seed.
+
+    Like `run_jobs`, it repeats nothing that is done, and several processes may share `out`.
+
+    Args:
+        entries: What `find_entries` gives.
+        data: Name of the dataset; learning rates are always those of the protocol's own.
+        out: Folder of runs and records.
+        seeds: Random seeds of the full runs.
+        sources: Places of images and weights.
+        callback: Hears of every step.
+        protocol: Another protocol than the frozen one; its numbers never enter the table.
+    """
+    protocol = protocol or read_protocol()
+    progress = Progress()
+    common = {"out": out, "sources": sources, "callback": callback}
+    planned = [plan_leaderboard_trials(entry, protocol) for entry in entries]
+    _check_sources(planned, data, sources)
+    for seed in seeds:
+        for entry, trials in zip(entries, planned, strict=True):
+            file = records_file(out, trials[0])
+            if seed == seeds[0] and data == protocol.trial_data:
+                progress.add(run_jobs(trials, **common))  # type: ignore[arg-type]
+            job = plan_final(entry, data, seed, read_records(file), protocol)
+            if job is not None:
+                progress.add(run_jobs([job], **common))  # type: ignore[arg-type]
+            elif data != protocol.trial_data:
+                reason = (
+                    f"{entry.name}: no learning rate yet; first run  cbml reproduce leaderboard "
+                    f"--data {protocol.trial_data} --only {entry.name} --out {out}"
+                )
+                progress.refused.setdefault(reason, []).append(f"{entry.name}, seed {seed}")
+    return progress
+
+
+def _check_sources(planned: Sequence[Sequence[Job]], data: str, sources: Sources) -> None:
+    """Refuse at once what all entries need and is not here."""
+    for trials in planned[:1]:
+        job = Job(
+            table=LEADERBOARD,
+            row=trials[0].row,
+            config=trials[0].config.replace(data=data),
+            scale="laptop",
+        )
+        missing = sources.missing(sources.named([job]))
+        if missing:
+            raise BadData("\n".join(missing))
+
+
+def leaderboard_markdown(records: Iterable[Record], protocol: Protocol | None = None) -> str:
+    """The tables of all datasets, the best Recall@1 first, and what is complete.
+
+    Args:
+        records: Of any tables; those of other protocols are left out.
+        protocol: Another protocol than the frozen one.
+    """
+    protocol = protocol or read_protocol()
+    found: dict[str, dict[str, dict[int, Record]]] = {}
+    for record in records:
+        if record["table"] == LEADERBOARD and not record["trial"] and _agrees(record, protocol):
+            entries = found.setdefault(record["data"], {})
+            entries.setdefault(record["row"], {})[record["seed"]] = record
+    order = sorted(found, key=lambda data: (data != protocol.trial_data, data))
+    parts = [_section(data, found[data]) for data in order]
+    return "\n".join(parts) if parts else "No records yet.\n"
+
+
+def _agrees(record: Record, protocol: Protocol) -> bool:
+    entry = Entry(record["row"], "loss")
+    wanted = Job(
+        table=LEADERBOARD,
+        row=entry.name,
+        config=protocol.config_of(entry, record["data"], 1.0, 0),
+        scale="laptop",
+    ).settings()
+    kept = {key: value for key, value in record["settings"].items() if key not in _OWN}
+    return kept == {key: value for key, value in wanted.items() if key not in _OWN}
+
+
+def _section(data: str, entries: dict[str, dict[int, Record]]) -> str:
+    lines = [_Line.of(name, list(seeds.values())) for name, seeds in entries.items()]
+    lines.sort(key=lambda line: (-line.recall.mean if line.recall else 1.0, line.name))
+    everything = [entry.name for entry in find_entries()]
+    missing = [name for name in everything if name not in entries]
+    state = f"{len(everything) - len(missing)} of {len(everything)} entries are complete"
+    todo = f"; still to run: {', '.join(missing)}" if missing else ""
+    heads = ["", "entry", "seeds", "learning rate", "Recall@1", "MAP@R", "seconds per step"]
+    table = ["| " + " | ".join(heads) + " |", "|---:|---" + "|---:" * 5 + "|"]
+    table += [f"| {place} | {line} |" for place, line in enumerate(lines, start=1)]
+    title = DATA_NAMES.get(data, data)
+    return "\n".join([f"### {title}", "", f"{state}{todo}.", "", *table]) + "\n"
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One entry of a table."""
+
+    name: str
+    seeds: int
+    rates: tuple[float, ...]
+    recall: Estimate | None
+    precision: Estimate | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, name: str, records: Sequence[Record]) -> "_Line":
+        scores = [one["scores"]["test"] for one in records if one["failed"] is None]
+        seconds = [s for one in records if (s := one.get("seconds_per_step")) is not None]
+        return cls(
+            name=name,
+            seeds=len(records),
+            rates=tuple(sorted({one["settings"]["learning_rate"] for one in records})),
+            recall=estimate([100 * one["recall@1"] for one in scores]) if scores else None,
+            precision=estimate([100 * one["map@r"] for one in scores]) if scores else None,
+            seconds=min(seconds, default=None),
+        )
+
+    def __str__(self) -> str:
+        rates = ", ".join(f"{rate:g}" for rate in self.rates)
+        seconds = "–" if self.seconds is None else f"{self.seconds:.2f}"
+        recall = self.recall or "broke off"
+        cells = (self.name, self.seeds, rates, recall, self.precision or "–", seconds)
+        return " | ".join(map(str, cells))

@@ -1,0 +1,394 @@
+"""Images and a model -> a gallery, or an older gallery brought up to date."""
+
+import csv
+import dataclasses
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbml.errors import BadData
+from cbml.files import locked, replaced_file
+from cbml.gallery.changes import Changes, changes_since
+from cbml.gallery.images import GalleryImage, ImageRef, write_bad_images
+from cbml.gallery.layout import layout
+from cbml.gallery.loading import LoadedImage, embedded_chunks, fingerprint
+from cbml.gallery.near_duplicates import near_duplicate_groups
+from cbml.gallery.storage import (
+    QueryScores,
+    State,
+    is_saved,
+    open_vectors,
+    read_state,
+    write_state,
+)
+from cbml.index import Index, Kind
+from cbml.models import Embedder
+from cbml.progress import Progress
+
+if TYPE_CHECKING:
+    from cbml.bayes import MatchProbability
+
+__all__ = [
+    "BuildResult",
+    "BuildSettings",
+    "GalleryBuilder",
+    "build",
+    "remove_images",
+    "score_queries",
+    "write_near_duplicates",
+]
+
+BAD_IMAGES = "bad_images.csv"
+# Match probabilities are fitted to the labels if so large a share of the images has one: a few
+# images beside the folders change little, but among many the labeled ones have another cohort.
+MOSTLY_LABELED = 0.9
+
+# embeddings, labels -> an object with the fields of cbml.Scores; this package does not import it.
+Evaluate = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings:
+    """How a gallery is built.
+
+    Args:
+        source: What the images were listed from, for people.
+        store: Where the vectors live, as `cbml.index.open_store` takes it; None keeps them where
+            they are, which for a new gallery is its own folder.
+        kind: Kind of a new index in the gallery's own folder, as `cbml.Index` takes it.
+        token: For servers that ask for one; never saved.
+        rebuild: Embed all images again; needed when the model is another one.
+        save_every: Seconds after which what was embedded so far is saved.
+    """
+
+    source: str = ""
+    store: str | None = None
+    kind: Kind = "flat"
+    token: str | None = None
+    rebuild: bool = False
+    save_every: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildResult:
+    """What was done.
+
+    Args:
+        images: Images in the gallery now.
+        embedded: How many went through the model.
+        kept: How many did not have to.
+        renamed: Of the kept, how many have another path than before.
+        removed: How many left.
+        labels: Number of different labels.
+        duplicates: Images whose content is that of another one in the gallery.
+        bad: Path and reason of every file that could not be read.
+    """
+
+    images: int
+    embedded: int
+    kept: int
+    renamed: int
+    removed: int
+    labels: int
+    duplicates: int
+    bad: tuple[tuple[str, str], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+def build(
+    model: Embedder,
+    refs: Sequence[ImageRef],
+    folder: Path | str,
+    *,
+    evaluate: Evaluate | None = None,
+    calibration: "MatchProbability | None" = None,
+    settings: BuildSettings | None = None,
+) -> BuildResult:
+    """Make a gallery of images, or bring one up to date: only new or changed files are embedded.
+
+    Whatever ends it, also a kill, the folder holds a sound gallery, or none yet; the same call
+    resumes where it stopped. A second process is refused while the first is at work.
+
+    Args:
+        model: Gives the embeddings; a copy of it becomes part of the gallery.
+        refs: The images that should be in it, as `list_images` gives them.
+        folder: Folder of the gallery; made if missing.
+        evaluate: `cbml.evaluate`, to score every labeled image as a query; None scores nothing.
+        calibration: Calibration of the model, for match probabilities; fitted to these images.
+        settings: Where the vectors live and the like.
+    """
+    with locked(Path(folder), wait=0):
+        builder = GalleryBuilder(model, Path(folder), settings or BuildSettings())
+        changes = changes_since(builder.known(), refs)
+        builder.drop(changes)
+        embedded = builder.embed(changes.new)
+        builder.finish(evaluate, calibration)
+        return builder.result(changes, embedded)
+
+
+def remove_images(
+    folder: Path | str, names: Collection[str], *, evaluate: Evaluate | None = None
+) -> BuildResult:
+    """Take images out of a gallery by their names; their files stay where they are.
+
+    Args:
+        folder: Folder of the gallery.
+        names: Names of the images, as results show them.
+        evaluate: As in `build`.
+    """
+    folder = Path(folder)
+    with locked(folder, wait=0):
+        state = read_state(folder)
+        missing = sorted(set(names) - {image.name for image in state.images})
+        if missing:
+            raise BadData(f"{missing[0]}: no image of this name in {folder}")
+        model = Embedder.load(state.model_folder(folder))
+        builder = GalleryBuilder(model, folder, BuildSettings())
+        builder.bad_before = ()
+        kept = [image for image in builder.known() if image.name not in names]
+        gone = [image for image in builder.known() if image.name in names]
+        changes = Changes(kept=kept, new=[], gone=gone, renamed=0, updated=0)
+        builder.drop(changes)
+        builder.finish(evaluate, None)
+        return builder.result(changes, 0)
+
+
+def write_near_duplicates(path: Path, folder: Path | str) -> int:
+    """Write groups of near-duplicate images as a CSV table; gives the number of groups.
+
+    Args:
+        path: The file to create or replace.
+        folder: Folder of the gallery.
+    """
+    state = read_state(Path(folder))
+    groups = near_duplicate_groups(state.signatures)
+    with (
+        replaced_file(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        rows = csv.writer(file)
+        rows.writerow(["group", "id", "name", "label", "path", "same_content"])
+        for number, members in enumerate(groups, start=1):
+            first = state.images[members[0]]
+            for image in (state.images[index] for index in members):
+                same = image.sha256 == first.sha256
+                label = image.label or ""
+                rows.writerow([number, image.id, image.name, label, image.path, int(same)])
+    return len(groups)
+
+
+class GalleryBuilder:
+    """A gallery while it is being built: its state, its vectors, and when they were last saved."""
+
+    def __init__(self, model: Embedder, folder: Path, settings: BuildSettings) -> None:
+        self.model, self.folder, self.settings = model, folder, settings
+        made_by = fingerprint(model)
+        exists = is_saved(folder)
+        state = read_state(folder) if exists else _empty(settings)
+        if exists and state.fingerprint != made_by and not settings.rebuild:
+            raise BadData(
+                f"{folder}: was made with another model; choose another folder, or embed all "
+                "images again with --rebuild"
+            )
+        if settings.store not in (None, state.store):
+            raise BadData(f"{folder}: its vectors live in {state.store!r}; choose another folder")
+        self.removed, self.changed, self.bad_before = 0, not exists, state.bad
+        # Of another model's similarities nothing is known.
+        calibration = state.calibration if state.fingerprint == made_by else None
+        self.state = dataclasses.replace(
+            state,
+            source=settings.source or state.source,
+            fingerprint=made_by,
+            model=model.describe(),
+            calibration=calibration,
+        )
+        # A rebuild starts with the vectors of the next generation, which are none.
+        generation = state.generation + settings.rebuild
+        self.store = open_vectors(
+            folder,
+            dataclasses.replace(self.state, generation=generation),
+            token=settings.token,
+            kind=settings.kind,
+        )
+        self.saved = time.monotonic()
+        if not (exists or isinstance(self.store, Index)):
+            self._write()  # at once: a kill must not forget the name of the server's collection
+
+    def known(self) -> list[GalleryImage]:
+        """The images that need not be embedded again, as far as their files have not changed."""
+        if self.settings.rebuild:
+            return []
+        present = set(self.store.ids().tolist())  # a server may have lost some
+        return [image for image in self.state.images if image.id in present]
+
+    def drop(self, changes: Changes) -> None:
+        """Let images go that are not kept, and vectors that never became images."""
+        kept = {image.id for image in changes.kept}
+        stored = self.store.ids()
+        strangers = stored[~np.isin(stored, list(kept))]
+        signatures = self.state.signatures[[image.id in kept for image in self.state.images]]
+        self.removed = len(self.state.images) - len(kept)
+        self.changed |= bool(self.removed or changes.updated or len(strangers))
+        self.state = dataclasses.replace(
+            self.state, images=tuple(changes.kept), signatures=signatures, bad=()
+        )
+        if self.removed or len(strangers):
+            self._forget()
+        if len(strangers):
+            if not isinstance(self.store, Index):
+                self._write()  # before they go: an image that is listed must have its vector
+            self.store.remove(strangers)
+
+    def embed(self, new: Sequence[ImageRef]) -> int:
+        """Embed files and add them; an interruption keeps what was done. Gives their number."""
+        before = len(self.state.images)
+        try:
+            with Progress("images embedded", len(new)) as progress:
+                for loaded, vectors in embedded_chunks(self.model, new):
+                    self._add(loaded, vectors)
+                    progress.show(len(self.state.images) - before + len(self.state.bad))
+                    if time.monotonic() - self.saved > self.settings.save_every:
+                        self._commit()
+        except (KeyboardInterrupt, SystemExit):
+            self._commit()
+            raise
+        return len(self.state.images) - before
+
+    def finish(self, evaluate: Evaluate | None, calibration: "MatchProbability | None") -> None:
+        """Scores, map and calibration, and the last commit, where anything is new."""
+        state = self.state
+        if not state.images:
+            reason = f"; the first: {state.bad[0][0]}: {state.bad[0][1]}" if state.bad else ""
+            raise BadData(f"{self.folder}: none of the images can be read{reason}")
+        self.changed |= state.bad != self.bad_before
+        wanted = evaluate is not None and any(image.label for image in state.images)
+        missing = state.layout is None or (wanted and state.scores is None)
+        if self.changed or missing:
+            vectors = self.store.vectors(_ids(state.images))
+            scores = score_queries(vectors, state.images, evaluate) if wanted and evaluate else None
+            self.state = dataclasses.replace(state, layout=layout(vectors), scores=scores)
+        self._calibrate(calibration)
+        if self.changed or self.state is not state:
+            self._commit()
+        write_bad_images(self.folder / BAD_IMAGES, self.state.bad)
+        self.store.close()
+
+    def result(self, changes: Changes, embedded: int) -> BuildResult:
+        """What was done."""
+        images = self.state.images
+        contents = Counter(image.sha256 for image in images)
+        return BuildResult(
+            images=len(images),
+            embedded=embedded,
+            kept=len(changes.kept),
+            renamed=changes.renamed,
+            removed=self.removed,
+            labels=len({image.label for image in images} - {None}),
+            duplicates=len(images) - len(contents),
+            bad=self.state.bad,
+        )
+
+    def _calibrate(self, calibration: "MatchProbability | None") -> None:
+        """Probabilities for these images, from the model's; as they were where nothing is new."""
+        state, before = self.state, self.state.calibration
+        calibration = calibration or before
+        if calibration is None or len(state.images) < 2:
+            return
+        if before is not None and before.source == calibration.source and not self.changed:
+            return
+        known = tuple(image for image in state.images if image.label is not None)
+        if len(known) >= MOSTLY_LABELED * len(state.images):
+            labels = np.array([image.label for image in known])
+            fitted = calibration.for_gallery(self.store.vectors(_ids(known)), labels)
+        else:
+            fitted = calibration.for_gallery(self.store.vectors(_ids(state.images)))
+        self.state = dataclasses.replace(state, calibration=fitted)
+
+    def _add(self, loaded: list[LoadedImage], vectors: NDArray[np.float32]) -> None:
+        good = [one for one in loaded if not one.reason]
+        bad = tuple((one.ref.path, one.reason) for one in loaded if one.reason)
+        ids = np.arange(len(good)) + self.state.next_id
+        if good:
+            self.store.add(vectors, ids)
+            self._forget()
+        state = self.state
+        self.state = dataclasses.replace(
+            state,
+            next_id=state.next_id + len(good),
+            images=state.images + tuple(map(_image, ids.tolist(), good)),
+            signatures=np.concatenate([state.signatures, *(one.signature[None] for one in good)]),
+            bad=state.bad + bad,
+        )
+
+    def _forget(self) -> None:
+        """What was computed of the old vectors does not hold any more."""
+        self.changed = True
+        self.state = dataclasses.replace(self.state, layout=None, scores=None)
+
+    def _commit(self) -> None:
+        """Save vectors, model and list; readers see all of it or nothing."""
+        if isinstance(self.store, Index):
+            self.state = dataclasses.replace(self.state, generation=self.state.generation + 1)
+            self.store.folder = self.state.index_folder(self.folder)
+        self.store.save()
+        self._write()
+        self.saved = time.monotonic()
+
+    def _write(self) -> None:
+        model_folder = self.state.model_folder(self.folder)
+        if not is_saved(model_folder):
+            self.model.save(model_folder)
+        write_state(self.folder, self.state)
+
+
+def _empty(settings: BuildSettings) -> State:
+    return State(
+        uid=uuid.uuid4().hex,
+        source=settings.source,
+        store=settings.store or "faiss",
+        fingerprint="",
+        model={},
+    )
+
+
+def _image(image_id: int, loaded: LoadedImage) -> GalleryImage:
+    ref = loaded.ref
+    metadata = (loaded.bytes, loaded.modified, loaded.sha256, loaded.width, loaded.height)
+    return GalleryImage(image_id, ref.path, ref.name, ref.label, *metadata)
+
+
+def _ids(images: Sequence[GalleryImage]) -> NDArray[np.int64]:
+    return np.array([image.id for image in images], dtype=np.int64)
+
+
+def score_queries(
+    vectors: NDArray[np.float32], images: Sequence[GalleryImage], evaluate: Evaluate
+) -> QueryScores | None:
+    """Every labeled image as a query to all others; None where no two images share a label."""
+    codes: dict[str, int] = {}
+    # A label of its own for each unlabeled image: nobody's positive, and a query without any.
+    labels = [
+        -1 - index if image.label is None else codes.setdefault(image.label, len(codes))
+        for index, image in enumerate(images)
+    ]
+    if max(Counter(labels).values()) < 2:
+        return None
+    scores = evaluate(vectors, np.array(labels), clustering=False)
+    labeled = sum(label >= 0 for label in labels)
+    totals = {
+        "metrics": scores.metrics,
+        "queries": scores.queries,
+        "lone_queries": labeled - scores.queries,
+        "classes": len(codes),
+    }
+    return QueryScores(totals, scores.first_hits, scores.positives, scores.per_query["map@r"])

@@ -1,0 +1,203 @@
+"""Uploaded images decoded in processes of their own, which can be ended when one takes too long.
+
+Decoding is where foreign bytes do their work: in memory, in time, in the libraries that read them.
+Here all of that happens outside the service, at a lower priority, and what comes back is small:
+the pixels that each model sees, and the signature. Messages are a length and JSON, then raw bytes.
+
+    to the process      {"bytes": n, "preprocessing": [{...}, ...]}   the image
+    from the process    {"crops": [227, ...]}  signature, then the framed pixels of each model
+                        {"reason": "..."}      where it cannot be read
+"""
+
+import contextlib
+import json
+import os
+import queue
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbml.gallery.near_duplicates import SIGNATURE_SIZE, Signature
+
+__all__ = ["DECODERS", "DECODE_SECONDS", "DecodedImage", "DecodingFailed", "ImageDecoder"]
+
+DECODERS = 2
+DECODE_SECONDS = 20.0
+_MESSAGE_LIMIT = 1 << 20
+
+
+class DecodingFailed(Exception):
+    """An image that cannot be used; `too_slow` tells an unreadable one from one that took long."""
+
+    def __init__(self, reason: str, *, too_slow: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.too_slow = reason, too_slow
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedImage:
+    """What searches need of an image: its signature and what each model sees, (3, crop, crop)."""
+
+    signature: Signature
+    framed: tuple[NDArray[np.uint8], ...]
+
+
+class ImageDecoder:
+    """A few processes that decode images, one at a time each; whoever finds none free waits."""
+
+    def __init__(self, *, processes: int = DECODERS, seconds: float = DECODE_SECONDS) -> None:
+        self.processes, self.seconds = processes, seconds
+        self._idle: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
+        for _ in range(processes):
+            self._idle.put(None)  # started at its first use
+
+    def decode(self, content: bytes, preprocessing: Sequence[dict[str, Any]]) -> DecodedImage:
+        """Decode an image, framed as each of some models sees it; raises DecodingFailed."""
+        process = self._idle.get()
+        try:
+            if process is None or process.poll() is not None:
+                process = _start()
+            return self._ask(process, content, preprocessing)
+        finally:
+            self._idle.put(process)
+
+    def warm_up(self) -> None:
+        """Start every process, so that the first upload does not wait for it."""
+        started = [self._idle.get() for _ in range(self.processes)]
+        for process in started:
+            self._idle.put(process if process is not None else _start())
+
+    def close(self) -> None:
+        """End every process that is idle; one at work ends when nobody listens to it."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                process = self._idle.get_nowait()
+                if process is not None:
+                    _end(process)
+
+    def _ask(
+        self, process: subprocess.Popen[bytes], content: bytes, wanted: Sequence[dict[str, Any]]
+    ) -> DecodedImage:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        overdue = threading.Event()
+
+        def stop() -> None:
+            overdue.set()
+            process.kill()
+
+        timer = threading.Timer(self.seconds, stop)
+        timer.start()
+        try:
+            _send(process.stdin, {"bytes": len(content), "preprocessing": list(wanted)}, content)
+            answer = _receive(process.stdout)
+            if "reason" in answer:
+                raise DecodingFailed(str(answer["reason"]))
+            signature = _read(process.stdout, SIGNATURE_SIZE)
+            framed = tuple(_pixels(process.stdout, crop) for crop in answer["crops"])
+            return DecodedImage(np.frombuffer(signature, np.uint8), framed)
+        except (OSError, EOFError, ValueError) as error:
+            _end(process)
+            if overdue.is_set():
+                raise DecodingFailed(
+                    f"decoding took longer than {self.seconds:g} s", too_slow=True
+                ) from None
+            raise DecodingFailed("not an image that can be decoded") from error
+        finally:
+            timer.cancel()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "cbml.gallery.decoding"]
+    # One thread each: the cores belong to the searches.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for the service, which ends them in order
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+def _send(stream: IO[bytes], message: dict[str, Any], content: bytes = b"") -> None:
+    text = json.dumps(message).encode()
+    stream.write(struct.pack("!I", len(text)) + text)
+    stream.write(content)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> dict[str, Any]:
+    (length,) = struct.unpack("!I", _read(stream, 4))
+    if length > _MESSAGE_LIMIT:
+        raise ValueError("a message out of bounds")
+    message: dict[str, Any] = json.loads(_read(stream, length))
+    return message
+
+
+def _read(stream: IO[bytes], length: int) -> bytes:
+    content = stream.read(length)
+    if len(content) < length:
+        raise EOFError
+    return content
+
+
+def _pixels(stream: IO[bytes], crop: int) -> NDArray[np.uint8]:
+    return np.frombuffer(_read(stream, 3 * crop * crop), np.uint8).reshape(3, crop, crop)
+
+
+def _decoded(content: bytes, wanted: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], bytes]:
+    """The answer to one request, inside the process."""
+    import torch
+
+    from cbml.data import UnreadableImage, read_image
+    from cbml.gallery.near_duplicates import signature_of
+    from cbml.models import Preprocessing
+
+    try:
+        image = read_image(content)
+    except UnreadableImage as refusal:
+        return {"reason": refusal.reason}, b""
+    except MemoryError:
+        return {"reason": "too large to be decoded"}, b""
+    signature = signature_of(image)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    del image  # 192 MB at the pixel limit
+    framed = [Preprocessing(**one).frame(pixels) for one in wanted]
+    raw = [signature.tobytes(), *(one.contiguous().numpy().tobytes() for one in framed)]
+    return {"crops": [one.shape[1] for one in framed]}, b"".join(raw)
+
+
+def _main() -> None:
+    """Answer requests until nobody asks any more."""
+    import torch
+
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    torch.set_num_threads(1)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            request = _receive(sys.stdin.buffer)
+            content = _read(sys.stdin.buffer, request["bytes"])
+            _send(sys.stdout.buffer, *_decoded(content, request["preprocessing"]))
+
+
+if __name__ == "__main__":
+    _main()

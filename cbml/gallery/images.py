@@ -1,0 +1,166 @@
+"""What a gallery knows of each image, and which images a folder, table or dataset holds."""
+
+import csv
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cbml.data import (
+    ImageDataset,
+    Splits,
+    datasets,
+    image_folders,
+    load,
+    no_images,
+    open_source,
+    recognize,
+)
+from cbml.errors import BadData
+from cbml.files import replaced_file
+
+__all__ = [
+    "SPLITS",
+    "GalleryImage",
+    "ImageRef",
+    "Split",
+    "list_images",
+    "shown",
+    "write_bad_images",
+]
+
+Split = Literal["all", "train", "test"]
+SPLITS: tuple[Split, ...] = ("all", "train", "test")
+_NO_TEXT = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRef:
+    """An image that was found and not opened yet.
+
+    Args:
+        path: Its file, absolute.
+        name: Its path below the folder that was named.
+        label: Its class, None when unknown.
+    """
+
+    path: str
+    name: str
+    label: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GalleryImage:
+    """An image in a gallery.
+
+    Args:
+        id: Given once and never again.
+        path: Its file, absolute.
+        name: As in `ImageRef`.
+        label: As in `ImageRef`.
+        bytes: Length of the file.
+        modified: When the file was last written, in nanoseconds.
+        sha256: Hash of the file's content.
+        width: Pixels, upright.
+        height: Pixels, upright.
+    """
+
+    id: int
+    path: str
+    name: str
+    label: str | None
+    bytes: int
+    modified: int
+    sha256: str
+    width: int
+    height: int
+
+
+def list_images(
+    source: Path | str, *, split: Split = "all", allow_partial: bool = False
+) -> list[ImageRef]:
+    """The images of a folder, an archive, a table or a dataset known by name.
+
+    In a folder the label of an image is the path of its subfolder; images beside subfolders have
+    none.
+
+    Args:
+        source: Anything that `cbml data check` takes.
+        split: "train" and "test" are the halves that `cbml train` makes of it.
+        allow_partial: Accept a dataset that is not complete.
+    """
+    if split not in SPLITS:
+        raise BadData(f"split {split!r}: use one of {', '.join(SPLITS)}")
+    kind = recognize(source)
+    if kind == "folder" and split == "all":
+        return _in_folder(open_source(source))
+    if kind == "table" and split == "all":  # few classes are enough where nothing is split
+        splits = datasets.table(source, test=0, validation=0, allow_partial=allow_partial)
+    else:
+        splits = load(source, kind, allow_partial=allow_partial)
+    return _named(_of_split(splits, split, str(source)))
+
+
+def shown(text: str) -> str:
+    """Text that every encoding can carry: bytes of a file name that are not UTF-8 become �."""
+    return _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def write_bad_images(path: Path, bad: tuple[tuple[str, str], ...]) -> None:
+    """Write bad_images.csv: path and reason of each file that cannot be read."""
+    with (
+        replaced_file(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        rows = csv.writer(file)
+        rows.writerow(["path", "reason"])
+        rows.writerows(bad)
+
+
+def _in_folder(root: Path) -> list[ImageRef]:
+    root = root.absolute()
+    found: list[ImageRef] = []
+    for folder, paths in image_folders(root):
+        label = None if folder == root else shown(folder.relative_to(root).as_posix())
+        for path in paths:
+            found.append(ImageRef(str(path), shown(path.relative_to(root).as_posix()), label))
+    if not found:
+        raise no_images(root)
+    return found
+
+
+def _of_split(splits: Splits, split: Split, source: str) -> ImageDataset:
+    parts = splits.parts()
+    wanted = {"train": {"train", "validation"}, "test": {"test", "query", "gallery"}}
+    names = wanted.get(split, set(parts))
+    chosen = [images for name, images in parts.items() if name in names and len(images)]
+    if not chosen:
+        raise BadData(f"{source}: has no images of the split {split!r}; use --split all")
+    joined = chosen[0]
+    for images in chosen[1:]:
+        joined = joined.joined(images)
+    return joined
+
+
+def _named(images: ImageDataset) -> list[ImageRef]:
+    paths = [os.path.abspath(path) for path in images.paths]
+    root = _common_folder(paths)
+    labels: Sequence[str | None] = [None] * len(paths)
+    if images.labels is not None:
+        labels = [shown(images.class_names[label]) for label in images.labels.tolist()]
+    # A table may name a file twice; its last row holds.
+    listed = {
+        path: ImageRef(path, shown(os.path.relpath(path, root)), label)
+        for path, label in zip(paths, labels, strict=True)
+    }
+    return list(listed.values())
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    folders = {os.path.dirname(path) for path in paths}
+    try:
+        return os.path.commonpath(list(folders))
+    except ValueError:  # several drives have no common folder
+        return os.sep

@@ -1,0 +1,143 @@
+"""What is asked of a gallery and what it answers, as plain data."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbml.errors import BadData
+from cbml.gallery.near_duplicates import Signature
+
+__all__ = ["Query", "QueryInfo", "Ranking", "SearchOptions", "SearchResponse", "SearchResult"]
+
+MAX_RESULTS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How many results are wanted, and which.
+
+    Args:
+        k: Number of results.
+        min_probability: Only results at least so probable.
+        label: Only results of this label, whatever the case.
+        text: Only results whose name or label contains this, whatever the case.
+        hide_duplicates: Leave out near-duplicates of the query and of better results.
+    """
+
+    k: int = 10
+    min_probability: float | None = None
+    label: str | None = None
+    text: str = ""
+    hide_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= MAX_RESULTS:
+            raise BadData(f"k must be from 1 to {MAX_RESULTS}, got {self.k}")
+        if self.min_probability is not None and not 0 <= self.min_probability <= 1:
+            raise BadData(f"min_probability must be from 0 to 1, got {self.min_probability}")
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """What to search with.
+
+    Args:
+        vector: Embedding of unit length. (D,)
+        signature: As `near_duplicates.signature_of` gives it.
+        index: Position of the image in the gallery; None for an image from elsewhere.
+    """
+
+    vector: NDArray[np.float32]
+    signature: Signature
+    index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryInfo:
+    """What is known of the query; nothing if it is not in the gallery.
+
+    Args:
+        id: Id of the image.
+        name: Name of the image.
+        label: Label of the image.
+        positives: Number of other images with its label.
+        first_hit_rank: Rank of the nearest of them.
+        average_precision: At R, the number of positives.
+    """
+
+    id: int | None = None
+    name: str | None = None
+    label: str | None = None
+    positives: int | None = None
+    first_hit_rank: int | None = None
+    average_precision: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """An image that was found.
+
+    Args:
+        rank: Among all images but the query, before any filter; None if too deep to be known.
+        id: Id of the image.
+        name: Name of the image.
+        label: Label of the image.
+        similarity: Cosine of its embedding and the query's.
+        probability: That it belongs with the query; None without a calibration.
+        relevant: Whether it has the query's label; None where one of the two is unknown.
+        duplicate: Whether it is a near-duplicate of the query or of a better result.
+    """
+
+    rank: int | None
+    id: int
+    name: str
+    label: str | None
+    similarity: float
+    probability: float | None
+    relevant: bool | None
+    duplicate: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResponse:
+    """The results of a search.
+
+    Args:
+        query: What is known of the query.
+        results: Best first.
+        missed: Images of the query's label that are not among the results, best first.
+        hidden_duplicates: How many results were left out as near-duplicates.
+        searched: How many images the query was compared with.
+    """
+
+    query: QueryInfo
+    results: tuple[SearchResult, ...]
+    missed: tuple[SearchResult, ...]
+    hidden_duplicates: int
+    searched: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Images by descending similarity to a query, the query itself left out.
+
+    `indices` are positions in the gallery, `ranks` count from 1 and are 0 where unknown. (M,)
+    """
+
+    indices: NDArray[np.int64]
+    similarities: NDArray[np.float32]
+    ranks: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def select(self, which: NDArray[np.bool_] | slice) -> "Ranking":
+        """Some of them, in order."""
+        return Ranking(self.indices[which], self.similarities[which], self.ranks[which])

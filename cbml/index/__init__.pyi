@@ -1,0 +1,10 @@
+from .clustering import Clusters as Clusters
+from .clustering import kmeans as kmeans
+from .index import KINDS as KINDS
+from .index import Index as Index
+from .index import Kind as Kind
+from .index import Matches as Matches
+from .stores import Store as Store
+from .stores import open_store as open_store
+from .vectors import Ids as Ids
+from .vectors import Vectors as Vectors

@@ -1,0 +1,124 @@
+"""What an index asks of vectors and ids, and the error that says which rows are wrong."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbml.errors import BadData
+
+Vectors = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+# Unit vectors that went through half precision and back still pass; plain features do not.
+LENGTH_TOLERANCE = 1e-3
+LARGEST_ID = 2**62
+
+
+def as_unit_vectors(vectors: Vectors, dim: int, name: str) -> Vectors:
+    """The vectors as contiguous rows; what is not float32, finite and of unit length is refused.
+
+    Args:
+        vectors: one row each. (N, D)
+        dim: D.
+        name: the argument's name, for the error.
+    """
+    if not isinstance(vectors, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, got {type(vectors).__name__}")
+    if vectors.dtype != np.float32:
+        raise TypeError(f"{name} must be float32, got {vectors.dtype}: use .astype('float32')")
+    if vectors.ndim != 2 or vectors.shape[1] != dim:
+        raise BadData(f"{name} must have shape (rows, {dim}), got {vectors.shape}")
+    rows = np.ascontiguousarray(vectors)
+    _refuse(~np.isfinite(rows).all(axis=1), f"{name} hold NaN or infinity")
+    with np.errstate(over="ignore"):  # a length beyond float32 is infinite, and wrong in any case
+        length = np.sqrt(np.einsum("nd,nd->n", rows, rows))
+    _refuse(length == 0.0, f"{name} hold only zeros")
+    wrong = ~(np.abs(length - 1.0) <= LENGTH_TOLERANCE)
+    _refuse(wrong, f"{name} are not of unit length (divide each row by its length)")
+    return rows
+
+
+def as_ids(ids: Ids, name: str = "ids") -> Ids:
+    """The ids as an int64 array; negative ones are refused.
+
+    Args:
+        ids: one whole number each. (N,)
+        name: the argument's name, for the error.
+    """
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise TypeError(f"{name} must be one row of whole numbers, got {array.dtype} {array.shape}")
+    _refuse(
+        (array < 0) | (array >= LARGEST_ID), f"{name} must be from 0 to 2**62 - 1, they are not"
+    )
+    return array.astype(np.int64)
+
+
+def as_new_ids(ids: Ids, rows: int, taken: Ids) -> Ids:
+    """The ids of rows to be added: one per row, each once, none taken.
+
+    Args:
+        ids: as given. (N,)
+        rows: N.
+        taken: ids that are in the index already.
+    """
+    new = as_ids(ids)
+    if len(new) != rows:
+        raise BadData(f"ids must be one for each of the {rows} vectors, got {len(new)}")
+    first = np.zeros(rows, dtype=np.bool_)
+    first[np.unique(new, return_index=True)[1]] = True
+    _refuse(~first, "ids repeat an earlier one")
+    _refuse(np.isin(new, taken), "ids are in the index already")
+    return new
+
+
+def as_count(k: int) -> int:
+    """`k` where it is a whole number of at least 1.
+
+    Args:
+        k: how many neighbors are asked for.
+    """
+    if not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1:
+        raise ValueError(f"k must be a whole number of at least 1, got {k!r}")
+    return int(k)
+
+
+def indices_of(ids: Ids, known: Ids) -> Ids:
+    """Where each of the ids stands among the known ones; unknown ids are refused.
+
+    Args:
+        ids: what to look for. (M,)
+        known: each once, in any order. (N,)
+    """
+    wanted = as_ids(ids)
+    order = np.argsort(known, kind="stable")  # as good as sorted already, so this is one pass
+    places = np.searchsorted(known, wanted, sorter=order).clip(max=max(len(known) - 1, 0))
+    if not len(known):
+        _refuse(np.ones(len(wanted), dtype=np.bool_), "ids are not in the index")
+        return wanted
+    found: Ids = order[places]
+    _refuse(known[found] != wanted, "ids are not in the index")
+    return found
+
+
+def refuse_width(where: str, found: int, wanted: int) -> None:
+    """Refuse a store that was made for other vectors.
+
+    Args:
+        where: the store.
+        found: numbers in its rows.
+        wanted: numbers in the rows at hand.
+    """
+    if found != wanted:
+        raise BadData(
+            f"{where} holds vectors of {found} numbers, not {wanted}: "
+            "use the model it was made with, or another store"
+        )
+
+
+def _refuse(bad: Any, what: str) -> None:
+    places = np.flatnonzero(bad)
+    if len(places):
+        shown = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
+        raise BadData(f"{what} in {len(places)} of {len(bad)} rows: {shown}")

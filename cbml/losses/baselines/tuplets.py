@@ -1,0 +1,183 @@
+"""Losses that weigh a positive pair against the negatives of its anchor."""
+
+import math
+
+from torch import Tensor
+from torch.nn import functional
+
+from cbml.losses.baselines.baseline import (
+    BaselineLoss,
+    Batch,
+    distances,
+    masked_logsumexp,
+    masked_mean,
+)
+from cbml.losses.options import check_flag, check_number
+
+__all__ = ["Angular", "LiftedStructure", "NPair", "NTXent", "TupletMargin"]
+
+
+class LiftedStructure(BaselineLoss):
+    """Every positive pair against all negatives of both its ends (Song et al. 2016).
+
+    With D_ij the Euclidean distance of unit vectors, or of the embeddings as they come:
+
+        J_ij = log(Σ_{n∈N_i} exp(α - D_in) + Σ_{n∈N_j} exp(α - D_jn)) + D_ij
+        loss = ½ mean_{(i,j)∈P} max(0, J_ij)²
+
+    With references, the negatives of a reference j are the anchors. Written here because
+    pytorch-metric-learning lists every positive pair against every negative pair, 3.7 GB for each
+    such table at batch 512 with 8 per class, and with references mistakes their numbers for those
+    of anchors.
+
+    Args:
+        margin: α. 1, from the paper.
+        unit_rows: divide embeddings by their length. True, as all losses here, so that one protocol
+            fits all; the authors' program does not, and False gives its value.
+    """
+
+    def __init__(self, *, margin: float = 1.0, unit_rows: bool = True) -> None:
+        super().__init__()
+        self.margin = check_number(margin, "margin", above=0.0)
+        self.unit_rows = check_flag(unit_rows, "unit_rows")
+
+    def _value(self, batch: Batch) -> Tensor:
+        distance = distances(batch.similarity()) if self.unit_rows else batch.distances()
+        positive, negative = batch.masks()
+        of_anchor = masked_logsumexp(self.margin - distance, negative, dim=1)  # (B,)
+        of_partner = of_anchor
+        if not batch.is_self:
+            of_partner = masked_logsumexp(self.margin - distance, negative, dim=0)  # (R,)
+        pushed = of_anchor[:, None].logaddexp(of_partner[None, :])  # (B, R)
+        return masked_mean((pushed + distance).relu().square() / 2.0, positive)
+
+
+class NPair(BaselineLoss):
+    """One positive against one negative of every other class (Sohn 2016).
+
+    On inner products f_i·f_j of the embeddings as they come, not divided by their length. The
+    paper draws one pair of each class; here all pairs of the batch count, each class the same, and
+    a negative class counts by the mean over its members, so that neither the order of the batch
+    nor its size per class decides. c runs over the classes other than that of i:
+
+        loss = mean_classes mean_{(i,p)} log(1 + Σ_c mean_{n∈c} exp(f_i·f_n - f_i·f_p))
+             + λ mean_i |f_i|²
+
+    Written here because pytorch-metric-learning takes the first pair of each class in the order of
+    the batch, and divides embeddings by their length.
+
+    Args:
+        norm_weight: λ. 0.01: the author's program weighs the mean over anchors plus the mean over
+            positives by a quarter of the paper's 0.02, which is half of it for the mean over all.
+            Without effect on embeddings of length one.
+    """
+
+    unit_rows = False
+
+    def __init__(self, *, norm_weight: float = 0.01) -> None:
+        super().__init__()
+        self.norm_weight = check_number(norm_weight, "norm_weight", at_least=0.0)
+
+    def _value(self, batch: Batch) -> Tensor:
+        product = batch.similarity()
+        positive, negative = batch.masks()
+        alike = (batch.column_labels[:, None] == batch.column_labels[None, :]).to(product.dtype)
+        class_size = negative.to(product.dtype) @ alike  # (B, R): of the column's class in the row
+        pushed = masked_logsumexp(product - class_size.clamp(min=1.0).log(), negative, dim=1)
+        cost = functional.softplus(pushed[:, None] - product).masked_fill(~positive, 0.0)
+        same_class = (batch.labels[:, None] == batch.labels[None, :]).to(product.dtype)
+        pairs_of_anchor = positive.sum(dim=1).to(product.dtype)  # (B,)
+        pairs_of_class = (same_class @ pairs_of_anchor).clamp(min=1.0)  # (B,)
+        classes = (pairs_of_anchor / pairs_of_class).sum().clamp(min=1.0)
+        norms = batch.anchors.square().sum(dim=1).mean()
+        return (cost.sum(dim=1) / pairs_of_class).sum() / classes + self.norm_weight * norms
+
+
+class Angular(BaselineLoss):
+    """Bound the angle at the negative of a triangle with a positive pair (Wang et al. 2017).
+
+    With s_ij the similarity and t = tan²α, over the negatives n of anchor i:
+
+        loss = mean_{(i,p)∈P} log(1 + Σ_n exp(4 t (s_in + s_pn) - 2 (1 + t) s_ip))
+
+    Written here because pytorch-metric-learning multiplies divided anchors and positives with
+    undivided negatives, and overlooks which negatives a miner chose.
+
+    Args:
+        angle: α in degrees. 45, from the paper.
+    """
+
+    def __init__(self, *, angle: float = 45.0) -> None:
+        super().__init__()
+        self.angle = check_number(angle, "angle", above=0.0)
+        if self.angle >= 90.0:
+            raise ValueError(f"angle must be below 90 degrees, got {angle}")
+
+    def _value(self, batch: Batch) -> Tensor:
+        similarity = batch.similarity()
+        among_columns = similarity if batch.is_self else batch.columns @ batch.columns.T
+        positive, negative = batch.masks()
+        anchors, partners = positive.nonzero(as_tuple=True)
+        square = math.tan(math.radians(self.angle)) ** 2
+        pushed = 4.0 * square * (similarity[anchors] + among_columns[partners])  # (P, R)
+        pulled = 2.0 * (1.0 + square) * similarity[anchors, partners]  # (P,)
+        cost = functional.softplus(masked_logsumexp(pushed, negative[anchors], dim=1) - pulled)
+        return cost.sum() / max(len(anchors), 1)
+
+
+class NTXent(BaselineLoss):
+    """A positive pair against all negatives of its anchor by a softmax (Chen et al. 2020).
+
+    With two crops of each image as its only members of a class this is instance discrimination:
+
+        loss = mean_{(i,p)∈P} -log(exp(s_ip / τ) / (exp(s_ip / τ) + Σ_{n∈N_i} exp(s_in / τ)))
+
+    Written here because pytorch-metric-learning lists every positive pair against every negative
+    pair.
+
+    Args:
+        temperature: τ. 0.1, from the paper.
+    """
+
+    def __init__(self, *, temperature: float = 0.1) -> None:
+        super().__init__()
+        self.temperature = check_number(temperature, "temperature", above=0.0)
+
+    def _value(self, batch: Batch) -> Tensor:
+        similarity = batch.similarity() / self.temperature
+        positive, negative = batch.masks()
+        pushed = masked_logsumexp(similarity, negative, dim=1)  # (B,)
+        return masked_mean(functional.softplus(pushed[:, None] - similarity), positive)
+
+
+class TupletMargin(BaselineLoss):
+    """A positive pair with an angle margin against all negatives of its anchor (Yu and Tao 2019).
+
+    With cos θ_ij = s_ij:
+
+        loss = mean_{(i,p)∈P} log(1 + Σ_{n∈N_i} exp(σ (cos θ_in - cos(θ_ip - β))))
+
+    Written here because pytorch-metric-learning takes the arc cosine of similarities that rounding
+    pushed beyond one, which is not a number for images that occur twice, and lists every
+    positive pair against every negative pair.
+
+    Args:
+        scale: σ. 64, from the paper.
+        margin: β in degrees. 5.73, the paper's 0.1 radians.
+    """
+
+    def __init__(self, *, scale: float = 64.0, margin: float = 5.73) -> None:
+        super().__init__()
+        self.scale = check_number(scale, "scale", above=0.0)
+        self.margin = check_number(margin, "margin", at_least=0.0, at_most=180.0)
+
+    def _value(self, batch: Batch) -> Tensor:
+        similarity = batch.similarity()
+        positive, negative = batch.masks()
+        pushed = masked_logsumexp(self.scale * similarity, negative, dim=1)  # (B,)
+        # cos(θ - β) = cos θ cos β + sin θ sin β, and sin θ = D sqrt(1 - D²/4)
+        distance = distances(similarity)
+        sine = distance * (1.0 - distance.square() / 4.0).clamp(min=1e-7).sqrt()
+        margin = math.radians(self.margin)
+        pulled = self.scale * (math.cos(margin) * similarity + math.sin(margin) * sine)
+        return masked_mean(functional.softplus(pushed[:, None] - pulled), positive)

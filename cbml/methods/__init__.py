@@ -1,0 +1,5 @@
+"""Ways to train that need more than embeddings and labels; `METHODS` lists them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

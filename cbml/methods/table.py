@@ -1,0 +1,153 @@
+"""All methods by name, as text: nothing is imported until one of them is used."""
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from cbml.errors import BadData
+
+if TYPE_CHECKING:
+    from cbml.training import Method
+
+__all__ = ["METHODS", "MethodEntry", "find_method"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodEntry:
+    """One row of the table.
+
+    Args:
+        location: "module:Class".
+        title: one line for people.
+        printed: names under which the paper's tables print it.
+        has_loss: whether it is built around a loss that users may choose.
+        labels: the `--labels` with which it learns: "known", "none" where it finds clusters, or
+            "each" where every image is a class of its own.
+        defaults: by section, the fields of a run's config that it starts with, where the method's
+            authors are known to have chosen otherwise than this paper's.
+    """
+
+    location: str
+    title: str
+    printed: tuple[str, ...] = ()
+    has_loss: bool = False
+    labels: Literal["known", "none", "each"] = "known"
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def load(self) -> "type[Method]":
+        """Import the class."""
+        module, _, name = self.location.partition(":")
+        found: type[Method] = getattr(importlib.import_module(module), name)
+        return found
+
+
+# The authors of ISIF printed the rows of most methods without labels, with mild crops, 227 of 256
+# pixels, and SGD. Their batches are of 64 images twice.
+_MILD_CROPS = {"min_area": 0.79}
+_ISIF_OPTIMIZER = {"name": "sgd", "learning_rate": 1e-3, "weight_decay": 5e-4}
+_ISIF_SETTING: dict[str, dict[str, Any]] = {
+    "augmentation": _MILD_CROPS,
+    "optimizer": _ISIF_OPTIMIZER,
+    "pseudo_labels": {"batch_range": "128"},
+}
+_ONE_VIEW: dict[str, dict[str, Any]] = {
+    **_ISIF_SETTING,
+    "training": {"samples_per_class": 1},
+}
+
+METHODS: dict[str, MethodEntry] = {
+    "pseudo_labels": MethodEntry(
+        location="cbml.methods.pseudo_labels:PseudoLabels",
+        title="any loss on clusters of the images, renewed between epochs",
+        printed=("CBML",),  # the rows of the tables without labels
+        has_loss=True,
+        labels="none",
+    ),
+    "nce": MethodEntry(
+        location="cbml.methods.nce:NCE",
+        title="one view of an image against a memory of all images",
+        printed=("NCE",),
+        labels="each",
+        defaults=_ONE_VIEW,
+    ),
+    "deep_cluster": MethodEntry(
+        location="cbml.methods.deep_cluster:DeepCluster",
+        title="clusters of the images and a new classifier of them for each epoch",
+        printed=("DeepCluster",),
+        labels="none",
+        defaults=_ISIF_SETTING,
+    ),
+    "exemplar": MethodEntry(
+        location="cbml.methods.exemplar:Exemplar",
+        title="a linear classifier with a class for each image",
+        printed=("Examplar",),
+        labels="each",
+        defaults=_ONE_VIEW,
+    ),
+    "mom": MethodEntry(
+        location="cbml.methods.mom:MOM",
+        title="triplets of images that are near on a graph but far in space, and vice versa",
+        printed=("MOM",),
+        labels="each",
+        defaults={  # 42 triplets; its row in the tables has 64 dimensions, not 128
+            "model": {"dim": 64},
+            "optimizer": {"name": "sgd", "learning_rate": 0.01, "dampening": 0.9},
+            "training": {"samples_per_class": 1},
+            "pseudo_labels": {"batch_range": "126"},
+        },
+    ),
+    "and": MethodEntry(
+        location="cbml.methods.anchor_neighborhoods:AnchorNeighborhoods",
+        title="a memory of all images, in which certain ones may be taken for their neighbor",
+        printed=("AND",),
+        labels="each",
+        defaults=_ONE_VIEW,
+    ),
+    "isif": MethodEntry(
+        location="cbml.methods.instance_spreading:InstanceSpreading",
+        title="two views of an image are alike, and no view is any other image",
+        printed=("ISIF",),
+        labels="each",
+        defaults=_ISIF_SETTING,
+    ),
+    "hdc": MethodEntry(
+        location="cbml.methods.hdc:HDC",
+        title="three depths, each with a contrastive loss on its hardest pairs",
+        printed=("HDC",),
+    ),
+    "rll_lmh": MethodEntry(
+        location="cbml.methods.ranked_levels:RankedLevels",
+        title="three depths, each with a ranked list loss",
+        printed=("RLL-(L,M,H)",),
+    ),
+    "horde": MethodEntry(
+        location="cbml.methods.horde:Horde",
+        title="a contrastive loss on the embedding and on higher moments of the feature map",
+        printed=("Contrastive+HORDE",),
+    ),
+    "bier": MethodEntry(
+        location="cbml.methods.bier:BIER",
+        title="three learners on one feature, each boosted by what those before it miss",
+        printed=("BIER",),
+    ),
+    "a_bier": MethodEntry(
+        location="cbml.methods.adversarial_bier:AdversarialBIER",
+        title="BIER whose learners are kept independent by adversaries",
+        printed=("A-BIER",),
+    ),
+}
+
+
+def find_method(name: str) -> MethodEntry:
+    """The method of that name; a wrong one is refused with the nearest.
+
+    Args:
+        name: a key of METHODS.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    near = difflib.get_close_matches(name, METHODS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(METHODS)}"
+    raise BadData(f"unknown method {name!r}: {hint}")

@@ -1,0 +1,118 @@
+"""Several sub-embeddings of one network, each from a depth of its own, and what becomes of them.
+
+With x_k the pooled features that head k reads, f_k its layers and w_k its weight:
+
+    part_k    = f_k(x_k) / |f_k(x_k)|                         (B, d_k)
+    embedding = (w_1 part_1, w_2 part_2, ...) / √Σ w_k²       (B, Σ d_k), heads of weight 0 left out
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cbml.errors import BadData
+from cbml.models.backbones import find_backbone
+
+#: The depth of the backbone's last features.
+LAST = ""
+#: Depths that every backbone of the table has, before the last.
+LEVELS = ("low", "middle")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """One sub-embedding as plain data: what a saved model needs to build it again.
+
+    Args:
+        name: of the part in the model's outputs.
+        dim: its width.
+        tap: name of the backbone's module whose output it is computed from, such as "layer3"; ""
+            reads the last features, and "low" or "middle" the backbone's own module for that level.
+            A module whose output is changed in place is no tap.
+        hidden: widths of layers with a ReLU before the last, linear one.
+        weight: within the embedding; 0 leaves the part out of it.
+    """
+
+    name: str
+    dim: int
+    tap: str = LAST
+    hidden: tuple[int, ...] = ()
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise BadData(f"head {self.name!r}: a name has letters, digits and underscores alone")
+        if min(self.dim, *self.hidden, 65_536) < 1 or max(self.dim, *self.hidden, 1) > 65_536:
+            raise BadData(f"head {self.name!r}: layers have between 1 and 65536 numbers")
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise BadData(f"head {self.name!r}: weight {self.weight} must be at least 0")
+
+    @classmethod
+    def of(cls, plain: Any) -> "Head":
+        """The head that `as_dict` described.
+
+        Args:
+            plain: its fields by name.
+        """
+        try:
+            return cls(**{**plain, "hidden": tuple(plain["hidden"])})
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise BadData(f"no head of a model ({error}): {plain!r}") from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field by its name, ready for JSON."""
+        return {**asdict(self), "hidden": list(self.hidden)}
+
+
+class Heads(nn.ModuleDict):
+    """The layers of several heads; gives their parts and the embedding."""
+
+    def __init__(self, heads: Sequence[Head], widths: Mapping[str, int]) -> None:
+        super().__init__({head.name: _layers(head, widths[head.tap]) for head in heads})
+        if len(self) < len(heads) or not any(head.weight for head in heads):
+            raise BadData("heads: each needs a name of its own, and one a weight above zero")
+        self.described = tuple(heads)
+        self.dim = sum(head.dim for head in heads if head.weight)
+
+    def raw(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What each head gives before the division by its length."""
+        return {head.name: self[head.name](features[head.tap]) for head in self.described}
+
+    def embedding(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The weighted parts side by side, of length one."""
+        kept = [head.weight * parts[head.name] for head in self.described if head.weight]
+        return functional.normalize(torch.cat(kept, dim=1), dim=1)
+
+
+def resolve_levels(heads: Sequence[Head], backbone: str) -> tuple[Head, ...]:
+    """The heads with the module of a backbone in place of the name of a level.
+
+    Args:
+        heads: Some may read a level.
+        backbone: Name of the backbone.
+    """
+    if not any(head.tap in LEVELS for head in heads):
+        return tuple(heads)
+    levels = find_backbone(backbone).levels
+    if levels is None:
+        raise BadData(f"{backbone}: its low and middle levels are not known; use another backbone")
+    taps = dict(zip(LEVELS, levels, strict=True))
+    return tuple(dataclasses.replace(head, tap=taps.get(head.tap, head.tap)) for head in heads)
+
+
+def _layers(head: Head, width: int) -> nn.Module:
+    widths = (width, *head.hidden, head.dim)
+    layers: list[nn.Module] = []
+    for incoming, outgoing in itertools.pairwise(widths):
+        linear = nn.Linear(incoming, outgoing)
+        nn.init.kaiming_normal_(linear.weight, mode="fan_out")
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

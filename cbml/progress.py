@@ -1,0 +1,98 @@
+"""How far a long loop has come, on standard error: a bar for people, plain lines for log files."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Progress"]
+
+_SECONDS_BETWEEN_LINES = 10.0
+_WIDE = 110
+
+
+class Progress:
+    """A bar on a terminal, else a line every ten seconds, with rate and remaining time.
+
+    Args:
+        label: what is counted, such as "images embedded".
+        total: how many there will be, None when nobody knows.
+        done: how many were done before this loop.
+    """
+
+    def __init__(self, label: str, total: int | None, *, done: int = 0) -> None:
+        self.label = label
+        self.total = total
+        self._first = done
+        self._started = self._last = time.monotonic()
+        self._bar: Any = _bar(label, total, done) if sys.stderr.isatty() else None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a bar is shown for which words must be saved."""
+        return self._bar is not None and self._bar.console.width < _WIDE
+
+    def show(self, done: int, text: str = "") -> None:
+        """Move the bar, or print a line if the last was long ago, and the last text in any case.
+
+        Args:
+            done: how many so far.
+            text: what else to say; the rate when empty.
+        """
+        now, last = time.monotonic(), bool(text) and done == self.total
+        rate = (done - self._first) / max(now - self._started, 1e-9)
+        text = text or f"{rate:.1f} per second"
+        if self._bar is not None:
+            self._bar.update(0, completed=done, description=text)
+        elif last or now - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = now
+            rest = "" if self.total is None else f" of {self.total}"
+            left = f", {(self.total - done) / rate:.0f} s left" if self.total and rate else ""
+            self.say(f"{self.label} {done}{rest}: {text}{left}")
+
+    def say(self, text: str) -> None:
+        """Print a line; a bar stays below it.
+
+        Args:
+            text: the line.
+        """
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _bar(label: str, total: int | None, done: int) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    console = Console(stderr=True)
+    wide = console.width >= _WIDE
+    bar = RichProgress(
+        *([TextColumn(label)] if wide else []),
+        BarColumn(bar_width=24 if wide else 6),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+    )
+    bar.add_task("", total=total, completed=done)
+    bar.start()
+    return bar

@@ -1,0 +1,17 @@
+from .charts import Series as Series
+from .charts import histogram_chart as histogram_chart
+from .charts import line_chart as line_chart
+from .charts import ratio_chart as ratio_chart
+from .charts import reliability_chart as reliability_chart
+from .figures import draw_ratios as draw_ratios
+from .figures import draw_reliability as draw_reliability
+from .figures import draw_similarities as draw_similarities
+from .figures import save_figure as save_figure
+from .pages import QueryTiles as QueryTiles
+from .pages import Table as Table
+from .pages import Tile as Tile
+from .pages import neighbor_tile as neighbor_tile
+from .pages import thumbnail as thumbnail
+from .pages import write_page as write_page
+from .run_page import Distribution as Distribution
+from .run_page import write_run_page as write_run_page

@@ -1,0 +1,152 @@
+"""Results as self-contained HTML pages: one base template, one style sheet, nothing remote.
+
+Every page is plain data in, one file out. The templates beside this file escape what they show.
+"""
+
+import base64
+import functools
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import jinja2
+from markupsafe import Markup
+from PIL import Image
+
+from cbml.files import replaced_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TERMS = {
+    "Recall@1": "Share of queries whose nearest image has the same label.",
+    "Recall@2": "Share of queries with an image of the same label among the nearest two.",
+    "Recall@4": "Share of queries with an image of the same label among the nearest four.",
+    "Recall@8": "Share of queries with an image of the same label among the nearest eight.",
+    "MAP@R": "Mean average precision among the R nearest, R being the number of images that share "
+    "the query's label; unlike Recall@1 it rewards finding all of them.",
+    "R-precision": "Share of images with the query's label among the R nearest.",
+    "MRR": "Mean of 1 / rank of the first image with the query's label.",
+    "NMI": "Normalized mutual information of labels and clusters of the embeddings.",
+    "AMI": "Like NMI, corrected for chance.",
+    "KS P": "Largest gap between the distribution of positive pairs and its Gaussian.",
+    "KS N": "Largest gap between the distribution of negative pairs and its Gaussian.",
+}
+
+Kind = Literal["query", "relevant", "irrelevant", "unknown"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """An image with what is said about it.
+
+    Args:
+        image: The image as a data address.
+        label: Its class.
+        caption: One short line, such as its rank and similarity.
+        kind: What it is to the query; decides the frame.
+        note: A second line.
+    """
+
+    image: str
+    label: str
+    caption: str
+    kind: Kind = "unknown"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class QueryTiles:
+    """A query and its nearest images, ready to be shown.
+
+    Args:
+        query: The query.
+        neighbors: Its nearest images, nearest first.
+    """
+
+    query: Tile
+    neighbors: Sequence[Tile]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text under their heads.
+
+    Args:
+        heads: One per column.
+        rows: One text per column each.
+        note: A sentence below.
+        title: A heading above, where the page has several tables.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    title: str = ""
+
+
+def neighbor_tile(image: str, label: str, similarity: float, relevant: bool) -> Tile:
+    """A neighbor with its verdict and similarity.
+
+    Args:
+        image: The image as a data address.
+        label: Its class.
+        similarity: To the query.
+        relevant: Whether it has the query's class.
+    """
+    mark, kind = ("✓", "relevant") if relevant else ("✗", "irrelevant")
+    return Tile(image, label, f"{mark} {similarity:.2f}", kind)  # type: ignore[arg-type]
+
+
+def thumbnail(image: "Tensor | Image.Image", side: int = 72) -> str:
+    """An image as a data address.
+
+    Args:
+        image: Pixels (3, H, W) as uint8, or an image of Pillow.
+        side: Of the square that it fills; twice as many pixels are kept for sharp screens.
+    """
+    if not isinstance(image, Image.Image):
+        image = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    small = image.convert("RGB")
+    small.thumbnail((side * 2, side * 2))
+    memory = io.BytesIO()
+    small.save(memory, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(memory.getvalue()).decode()
+
+
+def write_page(path: Path, template: str, *, title: str, **content: Any) -> None:
+    """Write one self-contained page.
+
+    Args:
+        path: The file to create or replace.
+        template: A file in templates/, such as "run.html".
+        title: Title and heading.
+        content: What the template shows.
+    """
+    page = _environment().get_template(template).render(title=title, **content)
+    with replaced_file(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    loader = jinja2.PackageLoader("cbml.report")
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, script = (loader.get_source(environment, name)[0] for name in ("style.css", "copy.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment.globals |= {
+        "terms": TERMS,
+        "style": Markup(style),
+        "script": Markup(script),
+        "script_hash": f"sha256-{digest}",
+    }
+    return environment

@@ -1,0 +1,241 @@
+"""report.html of a run: scores, curves, similarities, queries, settings."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from cbml.report.charts import histogram_chart, line_chart, reliability_chart
+from cbml.report.pages import QueryTiles, Table, write_page
+
+_BINS = 60
+_NAMES = {
+    "map@r": "MAP@R",
+    "r_precision": "R-precision",
+    "mrr": "MRR",
+    "nmi": "NMI",
+    "ami": "AMI",
+}
+_CURVES = {
+    "loss": "L, the loss",
+    "positive": "L_P, positive pairs",
+    "negative": "L_N, negative pairs",
+    "variance": "L_2, variance of the negatives",
+}
+_SETTINGS = (
+    *("learning_rates", "rates", "config", "recipe", "settings", "model", "loss"),
+    *("execution", "data", "environment"),
+)
+_SHOWN_ALARMS = 20
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How similar the pairs of a dataset are.
+
+    Args:
+        title: Which images.
+        edges: Edges of the bins.
+        positive: Share of the positive pairs in each bin.
+        negative: Share of the negative pairs in each bin.
+        means: Mean similarity of positive and of negative pairs; NaN without such pairs.
+    """
+
+    title: str
+    edges: Sequence[float]
+    positive: Sequence[float]
+    negative: Sequence[float]
+    means: tuple[float, float]
+
+    @classmethod
+    def of(
+        cls, title: str, embeddings: NDArray[np.float32], labels: NDArray[np.int64]
+    ) -> "Distribution":
+        """Histograms of the similarities of all pairs.
+
+        Args:
+            title: Which images.
+            embeddings: Unit vectors. (N, D)
+            labels: Of the embeddings. (N,)
+        """
+        first, second = np.triu_indices(len(labels), k=1)
+        similarity = (embeddings @ embeddings.T)[first, second]
+        same = labels[first] == labels[second]
+        low = min(0.0, np.floor(float(similarity.min(initial=0.0)) * 10) / 10)
+        edges = np.linspace(max(low, -1.0), 1.0, _BINS + 1)
+        clipped = similarity.clip(edges[0], 1.0)
+        positive, negative = (
+            np.histogram(clipped[kind], edges)[0] / max(int(kind.sum()), 1)
+            for kind in (same, ~same)
+        )
+        means = [
+            float(similarity[kind].mean()) if kind.any() else math.nan for kind in (same, ~same)
+        ]
+        shares = (positive.tolist(), negative.tolist())
+        return cls(title, edges.tolist(), *shares, (means[0], means[1]))
+
+    def chart(self) -> Markup:
+        """The histograms as a figure."""
+        return histogram_chart(self.title, self.edges, self.positive, self.negative, self.means)
+
+
+def write_run_page(
+    path: Path,
+    record: Mapping[str, Any],
+    metrics: Sequence[Mapping[str, Any]],
+    *,
+    distributions: Sequence[Distribution] = (),
+    queries: Sequence[tuple[str, Sequence[QueryTiles]]] = (),
+    calibration: Mapping[str, Any] | None = None,
+    calibration_note: str = "",
+    next_commands: Sequence[str] = (),
+) -> None:
+    """Write report.html of a run.
+
+    Args:
+        path: The file to create or replace.
+        record: run.json.
+        metrics: The lines of metrics.jsonl.
+        distributions: Similarities of pairs, a chart each.
+        queries: Titles, each with queries and their neighbors.
+        calibration: "check" of calibration.json.
+        calibration_note: A sentence below the charts of probabilities.
+        next_commands: Command lines to copy.
+    """
+    write_page(
+        path,
+        "run.html",
+        title=path.parent.name,
+        subtitle=_subtitle(record),
+        alarms=_alarms(metrics),
+        scores=_scores(record, metrics),
+        curves=_curves(metrics),
+        histograms=[one.chart() for one in distributions],
+        reliability=_reliability(calibration, record.get("test_reliability")),
+        calibration_note=calibration_note,
+        queries=queries,
+        next_commands=next_commands,
+        settings=_settings(record),
+    )
+
+
+def _subtitle(record: Mapping[str, Any]) -> str:
+    config, environment = record.get("config", {}), record.get("environment", {})
+    named = {key: config.get(key, {}) for key in ("data", "model", "loss", "method")}
+    words = [
+        f"{_first(named['data'])}, {_first(named['model'])}, loss {_first(named['loss'])}",
+        f"{record.get('steps_done', 0)} steps",
+        f"commit {environment.get('commit')}",
+    ]
+    return " · ".join(words)
+
+
+def _first(section: Any) -> str:
+    """The name in a section of the config: its first field."""
+    return str(next(iter(section.values()), "")) if isinstance(section, Mapping) else str(section)
+
+
+def _scores(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Table | None:
+    validations = {line["step"]: line["validation"] for line in metrics if "validation" in line}
+    columns = {
+        "held-out, before": validations.get(0, {}),
+        "held-out, after": validations.get(record.get("best_step"), {}),
+        "test, before": record.get("test_start", {}),
+        "test, after": record.get("test", {}),
+    }
+    columns = {head: part for head, part in columns.items() if part}
+    if not columns:
+        return None
+    found = {name for part in columns.values() for name in part} - {"recall@1000"}
+    rows = [
+        (_title(name), *(_percent(part.get(name)) for part in columns.values()))
+        for name in sorted(found, key=_position)
+    ]
+    return Table(("", *columns), rows, note=_note(record))
+
+
+def _note(record: Mapping[str, Any]) -> str:
+    words = ["In percent."]
+    if record.get("best_step") is not None:
+        words.append(
+            "Held-out classes are never trained on; they chose the model of step "
+            f"{record['best_step']}."
+        )
+    words.append(f"Test evaluations so far: {record.get('test_evaluations', 0)}.")
+    return " ".join(words)
+
+
+def _title(name: str) -> str:
+    return _NAMES.get(name, name.replace("recall", "Recall"))
+
+
+def _position(name: str) -> tuple[int, str]:
+    """Recall@K by K, then the others in their usual order."""
+    if name.startswith("recall@"):
+        return int(name.removeprefix("recall@")), name
+    known = list(_NAMES)
+    return 10**9 + (known.index(name) if name in known else len(known)), name
+
+
+def _percent(value: object) -> str:
+    return f"{100 * value:.1f}" if isinstance(value, float | int) else "–"
+
+
+def _alarms(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    texts = [
+        str(line[kind]) for line in metrics for kind in ("skipped", "collapse") if kind in line
+    ]
+    more = len(texts) - _SHOWN_ALARMS
+    return texts[:_SHOWN_ALARMS] + ([f"and {more} more in metrics.jsonl"] if more > 0 else [])
+
+
+def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[Markup]:
+    charts = [
+        line_chart(
+            title, [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
+        )
+        for name, title in _CURVES.items()
+    ]
+    scores = [
+        (line["step"], line["validation"]["recall@1"])
+        for line in metrics
+        if line.get("validation", {}).get("recall@1") is not None
+    ]
+    charts.append(line_chart("Recall@1 on held-out classes", scores, dots=True))
+    return [one for one in charts if one]
+
+
+def _reliability(
+    calibration: Mapping[str, Any] | None, tested: Mapping[str, Any] | None
+) -> list[Markup]:
+    checks = {
+        "on halves of the held-out classes, each fitted to the other": calibration,
+        "on test classes, to which nothing was fitted": tested,
+    }
+    return [
+        reliability_chart(
+            f"Accuracy against confidence {where}; calibration error {check['ece']:.3f}, "
+            f"Brier score {check['brier']:.3f}",
+            check["confidence"],
+            check["accuracy"],
+            check["counts"],
+        )
+        for where, check in checks.items()
+        if check is not None
+    ]
+
+
+def _settings(record: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    found = []
+    for name in _SETTINGS:
+        value = record.get(name)
+        if value is None:
+            continue
+        rows = value.items() if isinstance(value, Mapping) else [("", value)]
+        found.append((name.replace("_", " "), [(str(key), str(entry)) for key, entry in rows]))
+    return found

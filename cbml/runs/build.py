@@ -1,0 +1,286 @@
+"""From a config to the parts of a run: images, model, loss, batches."""
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from cbml.data import (
+    SPLIT_NAMES,
+    Batches,
+    ImageDataset,
+    Splits,
+    TrainTransform,
+    cache_folder,
+    image_folders,
+    load,
+    no_images,
+    open_source,
+    pack,
+    recognize,
+    short_side,
+    unlabeled_splits,
+)
+from cbml.errors import BadData
+from cbml.losses import build_loss
+from cbml.methods import METHODS
+from cbml.models import Embedder, Execution, find_backbone, resolve_levels
+from cbml.runs.config import RunConfig
+from cbml.runs.sections import LossConfig, MethodConfig, nearest
+from cbml.training import Distributed, Method, keep_freed_memory
+from cbml.training import build_batches as build_training_batches
+
+_SPLITS = {(name,) for name in SPLIT_NAMES}
+
+
+def load_splits(config: RunConfig) -> Splits:
+    """The images of a config with their labels, and the classes that choose the model held out.
+
+    Args:
+        config: Names the dataset.
+    """
+    data = config.data
+    chosen_on_test = data.model_selection == "test"
+    splits = load(
+        data.source,
+        validation=0.0 if chosen_on_test else data.validation,
+        seed=config.training.seed,
+        allow_partial=data.allow_partial,
+        label_from=data.label_from,
+        split=data.split,
+        path_column=data.path_column,
+        label_column=data.label_column,
+    )
+    if not len(splits.train):
+        raise BadData(f"{data.source}: no images to train on")
+    if not chosen_on_test:
+        return splits
+    held = splits.test if splits.test is not None else splits.query
+    if held is None:
+        raise BadData(f"{data.source}: model_selection=test: has no test images")
+    record = {**splits.record, "chosen_on": "test"}
+    return dataclasses.replace(splits, validation=held, record=record)
+
+
+def training_splits(config: RunConfig) -> Splits:
+    """The images as a run of this config sees them: without labels where it must not know them.
+
+    Of a folder without labels every image below it is taken, whatever the folders within it mean,
+    unless they are splits: train, test and the like. Test images keep their labels.
+
+    Args:
+        config: Names the dataset.
+    """
+    if config.data.labels == "known" or config.pseudo_labels.study:
+        return load_splits(config)
+    if recognize(config.data.source) == "folder":
+        root = open_source(config.data.source)
+        folders = dict(image_folders(root))
+        if not folders:
+            raise no_images(root)
+        if not {below.relative_to(root).parts[:1] for below in folders} <= _SPLITS:
+            paths = tuple(path for found in folders.values() for path in found)
+            return unlabeled_splits("folder", root, "all images below it", paths)
+    splits = load_splits(config.replace(data={"validation": 0.0}))
+    return dataclasses.replace(splits, train=ImageDataset(splits.train.paths))
+
+
+def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:
+    """The untrained model of a config, on the GPU where there is one.
+
+    Args:
+        config: Names backbone, size and weights.
+        method: What it will be trained by, and may ask for heads; None for that of the config.
+            A method of the user's own must be given: a config alone never imports code.
+    """
+    chosen, name = config.model, config.method.name
+    if method is None and name in METHODS:
+        method = build_method(config, 2, images=2)  # heads do not depend on the classes
+    asked = method if isinstance(method, Method) else Method()
+    model = Embedder(
+        chosen.backbone,
+        dim=chosen.dim,
+        pooling=chosen.pooling,
+        batch_norm=chosen.batch_norm,
+        weights=chosen.weights,
+        preprocessing=find_backbone(chosen.backbone).preprocessing.with_crop(chosen.crop),
+        heads=asked.heads(chosen.dim),
+        reranker=asked.reranker,
+        seed=config.training.seed,
+    )
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def build_execution(config: RunConfig, model: Embedder) -> Execution:
+    """How a config's model is run; on a CPU this process keeps its memory from now on.
+
+    Args:
+        config: Names precision and compilation.
+        model: On its device.
+    """
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        keep_freed_memory()
+    default = Execution.default(device)
+    wanted = config.model.precision
+    return Execution(
+        channels_last=default.channels_last,
+        precision=default.precision if wanted == "default" else wanted,
+        compile=config.model.compile,
+        fold=default.fold,
+    )
+
+
+def build_run_loss(config: RunConfig, classes: int) -> nn.Module:
+    """The loss of a config; misspelled names and options are refused with the nearest known one.
+
+    Args:
+        config: Names the loss and its options.
+        classes: For losses with a vector for each class.
+    """
+    name: Any = config.loss.name
+    if ":" in name:
+        name = import_class(name, "loss")
+    size, seed = config.model.dim, config.training.seed
+    try:
+        return build_loss(name, config.loss.options, classes=classes, dim=size, seed=seed)
+    except (TypeError, ValueError) as error:
+        raise BadData(str(error)) from None
+
+
+def build_method(config: RunConfig, classes: int, *, images: int) -> nn.Module:
+    """The method of a config around its loss, or the loss alone where no method is named.
+
+    Args:
+        config: Names the method, its options and the loss.
+        classes: For losses with a vector for each class.
+        images: How many there are to train on, for methods with a memory of each.
+    """
+    name = config.method.name
+    loss = build_run_loss(config, classes)
+    if name is None:
+        if config.method.options:
+            option = next(iter(config.method.options))
+            raise BadData(f"method.{option}: no method is named; add --method NAME")
+        return loss
+    if name == "pseudo_labels":
+        raise BadData("--method pseudo_labels: is what --labels none does; leave --method out")
+    has_loss = takes_loss(name)
+    if not has_loss and config.loss != LossConfig(parameters=config.loss.parameters):
+        raise BadData(f"--loss {config.loss.name}: {name} has a loss of its own; leave --loss out")
+    if not has_loss and config.loss.parameters == "from-data":
+        raise BadData(f"parameters=from-data: {name} has a loss of its own; leave it out")
+    given = {
+        "num_classes": classes,
+        "num_images": images,
+        "embedding_size": config.model.dim,
+        "head_start": config.pseudo_labels.head_start,
+        "seed": config.training.seed,
+    }
+    return _construct(_method_class(name), [loss] if has_loss else [], config.method, given)
+
+
+def takes_loss(name: str | None) -> bool:
+    """Whether the loss of a config is used: by itself, or by the method around it.
+
+    Args:
+        name: Of the method, or None.
+    """
+    if name is None:
+        return True
+    if name in METHODS:
+        return METHODS[name].has_loss
+    return "loss" in inspect.signature(_method_class(name)).parameters
+
+
+def _method_class(name: str) -> type:
+    found: type = import_class(name, "method") if ":" in name else METHODS[name].load()
+    return found
+
+
+def _construct(
+    kind: type, parts: list[nn.Module], chosen: MethodConfig, given: Mapping[str, Any]
+) -> nn.Module:
+    """A method with the options of a config, and what the images and the model tell filled in."""
+    known = inspect.signature(kind).parameters
+    options = {name: value for name, value in given.items() if name in known}
+    for option, value in chosen.options.items():
+        if option not in known:
+            hint = nearest(option, known)
+            raise BadData(f"method.{option}: {chosen.name} has no such option; {hint}")
+        options[option] = value
+    try:
+        made: nn.Module = kind(*parts, **options)
+    except (TypeError, ValueError) as error:
+        raise BadData(f"--method {chosen.name}: {error}") from None
+    return made
+
+
+def check_options(config: RunConfig) -> None:
+    """Refuse options that cannot be meant, before any image is read.
+
+    Args:
+        config: Names the loss and its options.
+    """
+    if config.data.labels != "none" and config.pseudo_labels.clusters is not None:
+        raise BadData("clusters: only with labels=none")
+    method = build_method(config, 2, images=2)
+    if isinstance(method, Method):
+        resolve_levels(method.heads(config.model.dim), config.model.backbone)
+
+
+def import_class(name: str, option: str) -> Any:
+    """The class that "package.module:Class" names.
+
+    Args:
+        name: As given on the command line, never as read from a file.
+        option: What it is for, "loss" or "method".
+    """
+    module, _, inner = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), inner)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadData(
+            f"--{option} {name}: {error}; write package.module:Class, with the package installed "
+            "or its folder in PYTHONPATH"
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise BadData(f"--{option} {name}: not a torch.nn.Module class")
+    return found
+
+
+def train_transform(config: RunConfig) -> TrainTransform:
+    """The random crops of a config.
+
+    Args:
+        config: Names size, smallest area and flips.
+    """
+    crops = config.augmentation
+    return TrainTransform(crop=config.model.crop, scale=(crops.min_area, 1.0), flip=crops.flip)
+
+
+def build_batches(config: RunConfig, images: ImageDataset, distributed: Distributed) -> Batches:
+    """The batches of this process.
+
+    Args:
+        config: Names seed and sizes; those it leaves open are fitted to the dataset.
+        images: The training images; without labels each is a class of its own at first.
+        distributed: The processes.
+    """
+    crop = config.model.crop
+    return build_training_batches(
+        images,
+        transform=train_transform(config),
+        distributed=distributed,
+        classes_per_batch=config.training.classes_per_batch,
+        samples_per_class=config.training.samples_per_class,
+        batch_range=None if images.labels is not None else config.pseudo_labels.batch_sizes,
+        seed=config.training.seed,
+        source=pack(images.paths, cache_folder() / "packed", short_side=short_side(crop)),
+        workers=config.data.workers,
+        bad_limit=config.data.bad_limit,
+    )

@@ -1,0 +1,237 @@
+"""Every choice of a run, in one typed and frozen `RunConfig`."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cbml.errors import BadData
+from cbml.methods import METHODS
+from cbml.runs.old_records import sections_of_recipe
+from cbml.runs.sections import (
+    SECTIONS,
+    AugmentationConfig,
+    Change,
+    DataConfig,
+    LossConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PseudoLabelConfig,
+    Section,
+    TrainingConfig,
+    changed_section,
+)
+
+if TYPE_CHECKING:
+    from cbml.training import Settings
+
+Changes = dict[str, dict[str, Any]]
+
+# What emoji need to give a first result in minutes on a CPU: their images are 72 pixels wide and a
+# class has five to seven of them.
+_STARTS: dict[str, Changes] = {
+    "emoji": {
+        "model": {"crop": 96},
+        "optimizer": {"learning_rate": 2e-4},
+        "training": {
+            "classes_per_batch": 30,
+            "samples_per_class": 4,
+            "steps": 120,
+            "validate_every": 40,
+        },
+    }
+}
+# 128 dimensions, drawn batch sizes and no mining are from the paper's section 4.7. That the first
+# clusters are those of whitened features, and not of a random mixture of them, is ours.
+_UNLABELED: Changes = {
+    "model": {"dim": 128},
+    "training": {"samples_per_class": 4},
+    "pseudo_labels": {"head_start": "whitened"},
+}
+
+
+@dataclass(frozen=True, init=False)
+class RunConfig:
+    """Every choice of a run.
+
+    A section is given as an object, as a mapping of the fields to set, or, for `data`, `model`,
+    `loss` and `method`, as a name: `RunConfig(data="emoji", loss={"averaging": "log"})`. Some data
+    and some methods have defaults of their own, which hold where nothing else is given: emoji are
+    small, images without labels start as in the paper's section 4.7, and a method takes the crops
+    and the optimizer of its authors.
+
+    Args:
+        data: Which images.
+        augmentation: Random crops.
+        model: The network.
+        loss: The loss and its options.
+        method: The training method around the loss.
+        optimizer: The optimizer and its schedule.
+        training: Batches and the loop.
+        pseudo_labels: Learning without labels.
+    """
+
+    data: DataConfig
+    augmentation: AugmentationConfig
+    model: ModelConfig
+    loss: LossConfig
+    method: MethodConfig
+    optimizer: OptimizerConfig
+    training: TrainingConfig
+    pseudo_labels: PseudoLabelConfig
+
+    def __init__(
+        self,
+        data: DataConfig | Mapping[str, Any] | str,
+        *,
+        augmentation: AugmentationConfig | Mapping[str, Any] | None = None,
+        model: ModelConfig | Mapping[str, Any] | str | None = None,
+        loss: LossConfig | Mapping[str, Any] | str | None = None,
+        method: MethodConfig | Mapping[str, Any] | str | None = None,
+        optimizer: OptimizerConfig | Mapping[str, Any] | None = None,
+        training: TrainingConfig | Mapping[str, Any] | None = None,
+        pseudo_labels: PseudoLabelConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        images = changed_section(DataConfig(), data)
+        assert isinstance(images, DataConfig)
+        given: dict[str, Change] = {
+            "data": images,
+            "augmentation": augmentation,
+            "model": model,
+            "loss": loss,
+            "method": method,
+            "optimizer": optimizer,
+            "training": training,
+            "pseudo_labels": pseudo_labels,
+        }
+        chosen = changed_section(MethodConfig(), method)
+        assert isinstance(chosen, MethodConfig)
+        start = _defaults_for(images, chosen)
+        self._fill(
+            {
+                name: changed_section(changed_section(kind(), start.get(name)), given[name])
+                for name, kind in SECTIONS.items()
+            }
+        )
+        mines = self.loss.name == "cbml" and "mining_margin" not in self.loss.options
+        uses_loss = chosen.name not in METHODS or METHODS[chosen.name].has_loss
+        guessed = images.labels != "known"
+        if guessed and mines and uses_loss and not isinstance(loss, LossConfig):
+            object.__setattr__(self, "loss", changed_section(self.loss, {"mining_margin": None}))
+
+    def _fill(self, sections: Mapping[str, Section]) -> None:
+        for name, kind in SECTIONS.items():
+            object.__setattr__(self, name, sections.get(name) or kind())
+        self._check()
+
+    def _check(self) -> None:
+        _ = self.settings  # its own checks
+        if self.loss.parameters == "from-data":
+            if self.loss.name != "cbml":
+                raise BadData("parameters=from-data: only the loss cbml has such constants")
+            if "ratio" in self.loss.options:
+                raise BadData("loss.ratio and parameters=from-data are two things: choose one")
+            if self.data.labels == "each":
+                raise BadData("parameters=from-data: needs clusters, and labels=each makes none")
+
+    def replace(
+        self,
+        *,
+        data: DataConfig | Mapping[str, Any] | str | None = None,
+        augmentation: AugmentationConfig | Mapping[str, Any] | None = None,
+        model: ModelConfig | Mapping[str, Any] | str | None = None,
+        loss: LossConfig | Mapping[str, Any] | str | None = None,
+        method: MethodConfig | Mapping[str, Any] | str | None = None,
+        optimizer: OptimizerConfig | Mapping[str, Any] | None = None,
+        training: TrainingConfig | Mapping[str, Any] | None = None,
+        pseudo_labels: PseudoLabelConfig | Mapping[str, Any] | None = None,
+    ) -> "RunConfig":
+        """The config with some fields changed; `steps` and `epochs` replace each other.
+
+        Args:
+            data: Which images.
+            augmentation: Random crops.
+            model: The network.
+            loss: The loss; a key that is not a field of `LossConfig` is an option of the loss.
+            method: The method; likewise.
+            optimizer: The optimizer and its schedule.
+            training: Batches and the loop.
+            pseudo_labels: Learning without labels.
+        """
+        changes: dict[str, Change] = {
+            "data": data,
+            "augmentation": augmentation,
+            "model": model,
+            "loss": loss,
+            "method": method,
+            "optimizer": optimizer,
+            "training": training,
+            "pseudo_labels": pseudo_labels,
+        }
+        changed = object.__new__(RunConfig)
+        changed._fill(
+            {name: changed_section(getattr(self, name), changes[name]) for name in SECTIONS}
+        )
+        return changed
+
+    @property
+    def settings(self) -> "Settings":
+        """The choices of the training loop, as `cbml.fit` takes them."""
+        from cbml.training import Settings
+
+        loop = {**vars(self.optimizer), **vars(self.training), "optimizer": self.optimizer.name}
+        return Settings(
+            **{option.name: loop[option.name] for option in dataclasses.fields(Settings)}
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every section by its name, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any], *, allow_code: bool = False) -> "RunConfig":
+        """The config that `as_dict` described, or the flat recipe of an older record.
+
+        A loss or method "package.module:Class" is code that a file must not choose: it is refused
+        unless `allow_code` says that nothing will be built from the config.
+
+        Args:
+            facts: As read back from JSON.
+            allow_code: Accept a loss or method of the user's own.
+        """
+        if "backbone" in facts:
+            facts = sections_of_recipe(facts)
+        config = object.__new__(cls)
+        try:
+            parts = {
+                name: changed_section(kind(), facts.get(name)) for name, kind in SECTIONS.items()
+            }
+            config._fill(parts)
+        except (BadData, KeyError, TypeError) as error:
+            raise BadData(f"run.json: not the config of a run of this version ({error})") from None
+        if not config.data.source:
+            raise BadData("run.json: not the config of a run of this version (it names no data)")
+        for option, name in (("loss", config.loss.name), ("method", config.method.name)):
+            if not allow_code and ":" in (name or ""):
+                raise BadData(
+                    f"the run was started with --{option} {name}: code is never chosen by a file; "
+                    f"repeat it: --{option} {name}"
+                )
+        return config
+
+
+def _defaults_for(data: DataConfig, method: MethodConfig) -> Changes:
+    """What holds where nothing else is given: of the dataset, of the labels, of the method."""
+    layers: list[Mapping[str, Mapping[str, Any]]] = [_STARTS.get(data.source, {})]
+    if data.labels != "known":
+        layers.append(_UNLABELED)
+    if data.labels == "each":
+        layers.append({"training": {"samples_per_class": 2}})  # two crops of each image
+    if method.name in METHODS:
+        layers.append(METHODS[method.name].defaults)
+    start: Changes = {}
+    for layer in layers:
+        for name, part in layer.items():
+            start[name] = start.get(name, {}) | dict(part)
+    return start

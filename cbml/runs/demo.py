@@ -1,0 +1,210 @@
+"""Everything on one dataset: learn from some classes, search among others. `cbml demo`.
+
+The gallery arrives as a function: it stands beside this package, not below it.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbml.bayes import MatchProbability, analyze_set, check_results
+from cbml.data import ImageDataset, PackedDataset
+from cbml.errors import BadData
+from cbml.evaluation import evaluate
+from cbml.files import write_json
+from cbml.models import Embedder, embed
+from cbml.runs.build import build_model, load_splits
+from cbml.runs.config import RunConfig
+from cbml.runs.evaluate import note_test_evaluation
+from cbml.runs.folder import recorded_config
+from cbml.runs.loss_parameters import with_chosen_parameters
+from cbml.runs.report import CalibrationCheck, View, by_gain, write_demo_report
+from cbml.runs.runner import run as train
+from cbml.training import Callback, read_record
+
+MakeGallery = Callable[[Embedder, Path, Path], object]
+Rows = NDArray[np.float32]
+
+_RESULT = "demo.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """What came out.
+
+    Args:
+        folder: run/, gallery/ and report.html are in it.
+        images: of classes never seen in training.
+        classes: how many they are.
+        before: scores among them of the network as it was.
+        after: scores among them of the trained network.
+        pairs: moments of their pairs, before and after.
+        example: the image whose results gained most, by its number in the gallery.
+        reliability: how far match probabilities hold among the first results; None where there was
+            nothing to learn them from.
+        reused: whether an earlier call had done all the work.
+    """
+
+    folder: Path
+    images: int
+    classes: int
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    pairs: Mapping[str, Mapping[str, float]]
+    example: int
+    reliability: Mapping[str, Any] | None
+    reused: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """What was learned."""
+        before, after = self.before["recall@1"], self.after["recall@1"]
+        return (
+            f"Among {self.images:,} images of {self.classes:,} classes never seen in training, "
+            f"the nearest other image is of the same class for {after:.1%} of them; "
+            f"before the training it was {before:.1%}."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field by its name, ready for JSON."""
+        return {**vars(self), "folder": str(self.folder), "sentence": self.sentence}
+
+
+def demonstrate(
+    folder: Path,
+    *,
+    make_gallery: MakeGallery,
+    config: RunConfig | None = None,
+    callback: Callback | None = None,
+) -> Demonstration:
+    """Score a network on unseen classes, train it, score it again, analyze and show.
+
+    What was done by an earlier call with the same config is not done again; an interrupted
+    training resumes from its newest checkpoint.
+
+    Args:
+        folder: where everything goes.
+        make_gallery: makes a gallery of the unseen images, numbered in their order, from the
+            trained model, the run's folder and the gallery's.
+        config: images, model and training; None for the emoji.
+        callback: hears of every stage and step.
+    """
+    config, callback = with_chosen_parameters(config or RunConfig("emoji")), callback or Callback()
+    kept = _kept(folder, config)
+    if kept is not None:
+        return kept
+    run = folder / "run"
+    _refuse_other_settings(run, config)
+    callback.on_message(
+        f"1 of 4: how the network sees unseen classes of {config.data.source} before training"
+    )
+    splits = load_splits(config)
+    unseen = _dataset(splits.test, config)
+    before = view_of(build_model(config), unseen)
+    callback.on_message("2 of 4: training on the other classes")
+    model = _trained(config, run, callback)
+    callback.on_message("3 of 4: the unseen classes again, and the analysis")
+    after = view_of(model, unseen)
+    note_test_evaluation(run, after.scores)
+    calibration = run / "calibration.json"
+    probability = MatchProbability.load(calibration) if calibration.is_file() else None
+    calibration_check = None if probability is None else reliability_of(probability, after, unseen)
+    callback.on_message("4 of 4: a gallery of the unseen classes")
+    make_gallery(model, run, folder / "gallery")
+    found = Demonstration(
+        folder=folder,
+        images=len(unseen.images),
+        classes=len(np.unique(unseen.images.known_labels)),
+        before=before.scores.metrics,
+        after=after.scores.metrics,
+        pairs={
+            "before": before.analysis.statistics.as_dict(),
+            "after": after.analysis.statistics.as_dict(),
+        },
+        example=int(by_gain(before, after)[0]),
+        reliability=None if calibration_check is None else calibration_check.check.as_dict(),
+    )
+    write_demo_report(
+        folder / "report.html", found.sentence, unseen, before, after, calibration_check
+    )
+    write_json(folder / _RESULT, {"config": config.as_dict(), "result": found.as_dict()})
+    return found
+
+
+def _kept(folder: Path, config: RunConfig) -> Demonstration | None:
+    """The result of an earlier call, if it was the same and all of it is still there."""
+    try:
+        record = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+        facts = {name: value for name, value in record["result"].items() if name != "sentence"}
+        result = Demonstration(**{**facts, "folder": folder, "reused": True})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    whole = (folder / "report.html").exists() and (folder / "gallery").is_dir()
+    return result if whole and record.get("config") == _plain(config) else None
+
+
+def _plain(config: RunConfig) -> Any:
+    return json.loads(json.dumps(config.as_dict()))
+
+
+def _refuse_other_settings(run: Path, config: RunConfig) -> None:
+    if (run / "run.json").exists() and recorded_config(run) != config:
+        raise BadData(f"{run}: a run with other settings; give another folder, or delete it")
+
+
+def _dataset(images: ImageDataset | None, config: RunConfig) -> PackedDataset:
+    if images is None or not len(images):
+        raise BadData(f"{config.data.source}: a demonstration needs classes to test on")
+    return PackedDataset.of(images, config.model.crop)
+
+
+def view_of(model: Embedder, dataset: PackedDataset) -> View:
+    """How a model sees labeled images.
+
+    Args:
+        model: in evaluation mode.
+        dataset: the images.
+    """
+    rows = _embedded(model, dataset)
+    labels = dataset.images.known_labels
+    return View(rows, evaluate(rows, labels), analyze_set(rows, labels))
+
+
+def _embedded(model: Embedder, dataset: PackedDataset) -> Rows:
+    """As `embed_dataset`, with its progress shown: nobody likes a silent half minute."""
+    length = model.preprocessing.resize
+    return embed(model, dataset.indices, load=lambda number: dataset.packed.sized(number, length))
+
+
+def _trained(config: RunConfig, run: Path, callback: Callback) -> Embedder:
+    started = (run / "run.json").exists()
+    if started and read_record(run).get("finished"):
+        return Embedder.load(run / "model").eval()
+    return train(config, run, resume=started, callback=callback).model
+
+
+def reliability_of(
+    probability: MatchProbability, view: View, dataset: PackedDataset
+) -> CalibrationCheck:
+    """How far match probabilities hold in a gallery of these images with their labels.
+
+    Where the labels teach the gallery's own probabilities, these cannot be checked with the same
+    images; the check they carry is of halves of the classes, each by what the other taught.
+
+    Args:
+        probability: learned from other classes.
+        view: of the images.
+        dataset: the images.
+    """
+    labels = dataset.images.known_labels
+    ready = probability.for_gallery(view.embeddings, labels)
+    if ready.by_query != probability.by_query:
+        return CalibrationCheck(ready.check, own=True, results=ready.depth)
+    return CalibrationCheck(
+        check_results(ready, view.embeddings, labels)[10], own=False, results=10
+    )

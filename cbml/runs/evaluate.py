@@ -1,0 +1,244 @@
+"""Scores of a model on the splits of a dataset, and the record of every test evaluation."""
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cbml.data import ImageDataset, PackedDataset, Splits
+from cbml.errors import BadData, MissingExtra
+from cbml.evaluation import Scores, evaluate
+from cbml.models import Embedder
+from cbml.query_gallery import QueryGallery
+from cbml.runs.build import load_splits
+from cbml.runs.config import RunConfig
+from cbml.runs.folder import model_folder, recorded_config
+from cbml.runs.report import report_run
+from cbml.training import Callback, Distributed, embed_dataset, read_record, update_record
+
+_CONDITIONS = ("queries", "lone_queries", "gallery", "classes")
+_KMEANS = ("kmeans_seed", "kmeans_iterations", "kmeans_attempts")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a model.
+
+    Args:
+        run: The run or model that was evaluated.
+        data: The images.
+        split: Which of them.
+        scores: What `cbml.evaluate` gave.
+    """
+
+    run: Path
+    data: str
+    split: str
+    scores: Scores
+
+    def as_dict(self) -> dict[str, Any]:
+        """The scores by names such as "recall@1", and their conditions, ready for JSON."""
+        named = {"run": str(self.run), "data": self.data, "split": self.split}
+        scores, conditions = self.scores.metrics, score_conditions(self.scores)
+        return {**named, "scores": scores, "conditions": conditions}
+
+
+def evaluate_run(
+    run: Path | str,
+    data: str | None = None,
+    *,
+    split: str | None = None,
+    allow_partial: bool = False,
+    callback: Callback | None = None,
+) -> Evaluation:
+    """Score the model of a run: `cbml evaluate`.
+
+    Every evaluation of test images is counted in the run's record, and shown in its report.
+
+    Args:
+        run: A run folder, or a saved model's.
+        data: Other images than those of the run, as for `RunConfig.data`.
+        split: "train", "validation", "test", or "all" for every image; None for validation, train
+            where nothing was held out, or all of `data`.
+        allow_partial: Accept an incomplete dataset.
+        callback: Hears what is scored.
+    """
+    run = Path(run)
+    model = Embedder.load(model_folder(run))
+    config = _evaluated_config(run, data, allow_partial)
+    splits = load_splits(config)
+    usual = "validation" if len(splits.validation) else "train"
+    chosen = split or (usual if data is None else "all")
+    (callback or Callback()).on_message(f"scoring {chosen} images of {config.data.source}")
+    found = score_split(model, splits, chosen)
+    own = data is None and (run / "run.json").exists()
+    if own and chosen in ("test", "all"):
+        note_test_evaluation(run, found if chosen == "test" else None)
+    elif data is not None and shows_test_images(run, _paths(splits, chosen)):
+        note_test_evaluation(run)
+    if own and (chosen in ("test", "all") or not (run / "report.html").exists()):
+        report_run(run, model, splits)
+    return Evaluation(run, config.data.source, chosen, found)
+
+
+def _evaluated_config(run: Path, data: str | None, allow_partial: bool) -> RunConfig:
+    if data is not None:
+        # Validation and test classes are cut as a run over these images would cut them.
+        return RunConfig({"source": data, "allow_partial": allow_partial})
+    if not (run / "run.json").exists():
+        raise BadData(f"{run}: a model without a run; name the images: cbml evaluate {run} DATA")
+    config = recorded_config(run)
+    return config.replace(data={"allow_partial": allow_partial or config.data.allow_partial})
+
+
+def _paths(splits: Splits, chosen: str) -> Iterator[Path]:
+    wanted = ("test", "query", "gallery") if chosen == "test" else (chosen,)
+    for name, images in splits.parts().items():
+        if chosen == "all" or name in wanted:
+            yield from images.paths
+
+
+def embed_split(
+    model: Embedder, splits: Splits, split: str, distributed: Distributed | None = None
+) -> QueryGallery:
+    """Embeddings and labels of one split.
+
+    "test" has queries and a gallery where the dataset has them.
+
+    Args:
+        model: In evaluation mode.
+        splits: The images.
+        split: "train", "validation", "test", or "all" for every image.
+        distributed: The processes that share the work.
+    """
+    if split == "test" and splits.query is not None and splits.gallery is not None:
+        return embed_images(model, splits.query, splits.gallery, distributed)
+    parts = {name: images for name, images in splits.parts().items() if len(images)}
+    if split == "all":
+        return embed_images(model, joined(parts.values()), None, distributed)
+    if split not in parts:
+        raise BadData(f"{splits.record.get('root')}: has no {split} images; has {sorted(parts)}")
+    return embed_images(model, parts[split], None, distributed)
+
+
+def embed_images(
+    model: Embedder,
+    images: ImageDataset,
+    gallery: ImageDataset | None = None,
+    distributed: Distributed | None = None,
+) -> QueryGallery:
+    """Embeddings and labels of images, and of the gallery they search where there is one.
+
+    Args:
+        model: In evaluation mode.
+        images: The queries.
+        gallery: What they search; None where they search each other.
+        distributed: The processes that share the work.
+    """
+    crop = model.preprocessing.crop
+    query = PackedDataset.of(images, crop)
+    embeddings = embed_dataset(model, query, distributed)
+    if gallery is None:
+        return QueryGallery.of(embeddings, query.images.known_labels)
+    searched = PackedDataset.of(gallery, crop)
+    return QueryGallery.of(
+        embeddings,
+        _class_names(query.images),
+        gallery_embeddings=embed_dataset(model, searched, distributed),
+        gallery_labels=_class_names(searched.images),
+    )
+
+
+def _class_names(images: ImageDataset) -> Any:
+    """The class of each image: two datasets name one class by one name, not by one number."""
+    return np.array(images.class_names)[images.known_labels]
+
+
+def score_split(
+    model: Embedder,
+    splits: Splits,
+    split: str,
+    *,
+    recall_at: Sequence[int] | None = None,
+    distributed: Distributed | None = None,
+) -> Scores:
+    """The scores of a model on one split; "test" searches the gallery where there is one.
+
+    Args:
+        model: In evaluation mode.
+        splits: The images.
+        split: "train", "validation", "test", or "all" for every image.
+        recall_at: As for `cbml.evaluate`; None for its default.
+        distributed: The processes that share the work.
+    """
+    embedded = embed_split(model, splits, split, distributed)
+    return evaluate(embedded) if recall_at is None else evaluate(embedded, recall_at=recall_at)
+
+
+def score_conditions(scores: Scores) -> dict[str, Any]:
+    """How many images were scored, and how they were clustered.
+
+    Args:
+        scores: Of an evaluation.
+    """
+    plain = scores.as_dict()
+    return {name: plain[name] for name in (*_CONDITIONS, *_KMEANS) if plain.get(name) is not None}
+
+
+def note_test_evaluation(
+    folder: Path, scores: Scores | None = None, reliability: Mapping[str, Any] | None = None
+) -> None:
+    """Count an evaluation of the test classes in run.json, with its scores.
+
+    Args:
+        folder: The run's folder.
+        scores: Of the test classes; None where they were mixed with others.
+        reliability: How far match probabilities held there; None where it was not asked.
+    """
+    facts: dict[str, Any] = {
+        "test_evaluations": int(read_record(folder).get("test_evaluations", 0)) + 1
+    }
+    if scores is not None:
+        facts |= {"test": scores.metrics, "test_conditions": score_conditions(scores)}
+    if reliability is not None:
+        facts["test_reliability"] = dict(reliability)
+    update_record(folder, facts)
+
+
+def shows_test_images(folder: Path, paths: Iterable[Path]) -> bool:
+    """Whether any of these files is a test image of a run, under whatever name.
+
+    A run whose own images are not there any more, or a model without a run, has none to show.
+
+    Args:
+        folder: The run's folder.
+        paths: Of the images that are evaluated.
+    """
+    if not (folder / "run.json").exists():
+        return False
+    try:
+        splits = load_splits(recorded_config(folder))
+    except (BadData, MissingExtra, OSError):
+        return False
+    parts = splits.parts()
+    tested = [parts[name].paths for name in ("test", "query", "gallery") if name in parts]
+    # Few folders hold many files, and each folder is looked up once.
+    real = functools.cache(os.path.realpath)
+    known = {(real(path.parent), path.name) for part in tested for path in part}
+    return any((real(path.parent), path.name) in known for path in paths)
+
+
+def joined(parts: Iterable[ImageDataset]) -> ImageDataset:
+    """All images as one dataset.
+
+    Args:
+        parts: At least one dataset.
+    """
+    whole, *rest = parts
+    for images in rest:
+        whole = whole.joined(images)
+    return whole

@@ -1,0 +1,331 @@
+"""What the pages of a run and of a demo show: queries, pairs, scores before and after."""
+
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbml.bayes import Reliability, SetAnalysis
+from cbml.data import ImageDataset, PackedDataset, Splits
+from cbml.evaluation import Scores
+from cbml.models import Embedder
+from cbml.report import (
+    Distribution,
+    QueryTiles,
+    Table,
+    Tile,
+    histogram_chart,
+    neighbor_tile,
+    thumbnail,
+    write_page,
+    write_run_page,
+)
+from cbml.training import embed_dataset, read_metrics, read_record
+
+# Enough for smooth histograms; all pairs of them fit into a few dozen megabytes.
+_IMAGES = 1500
+_QUERIES = 6
+_DEMO_QUERIES = 4
+_NEIGHBORS, _FEWEST = 8, 3
+_BINS = 80
+_SIDE = 72
+
+Indices = NDArray[np.int64]
+Embeddings = NDArray[np.float32]
+
+
+def report_run(folder: Path, model: Embedder, splits: Splits) -> None:
+    """Write report.html with images of training classes and of unseen ones.
+
+    Unseen are the held-out classes; the test classes are shown as well once the run's record says
+    that they were evaluated.
+
+    Args:
+        folder: The run's folder.
+        model: The trained model.
+        splits: The images.
+    """
+    record = read_record(folder)
+    shared = splits.record.get("shared_classes")
+    unseen = "new images of known classes" if shared else "unseen classes"
+    parts = [("training classes", splits.train), (f"{unseen}, held out", splits.validation)]
+    test = splits.query if splits.test is None else splits.test
+    if test is not None and record.get("test_evaluations"):
+        parts.append((f"{unseen}, test", test))
+    distributions, queries = [], []
+    for title, images in parts:
+        if len(images) < 2:
+            continue
+        dataset = PackedDataset.of(_some_classes(images), model.preprocessing.crop)
+        embeddings, labels = embed_dataset(model, dataset), dataset.images.known_labels
+        distributions.append(Distribution.of(title, embeddings, labels))
+        queries = [
+            (f"{kind} queries among {title}", tiles)
+            for kind, tiles in _extremes(dataset, embeddings).items()
+        ]
+    calibration, note = _calibration(folder / "calibration.json")
+    name = shlex.quote(str(folder))
+    write_run_page(
+        folder / "report.html",
+        record,
+        read_metrics(folder),
+        distributions=distributions,
+        queries=queries,
+        calibration=calibration,
+        calibration_note=note,
+        next_commands=(
+            f"cbml index {name} IMAGES --out gallery",
+            "cbml serve gallery --open",
+            f"cbml analyze {name}",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class CalibrationCheck:
+    """How far the match probabilities of a gallery can be trusted.
+
+    Args:
+        check: On classes to which the checked probabilities were not fitted.
+        own: Whether they were fitted to the gallery's own labels, so that halves of its classes
+            checked each other; else to held-out classes, and all of its classes check them.
+        results: How many results of each search were checked.
+    """
+
+    check: Reliability
+    own: bool
+    results: int
+
+    @property
+    def sentence(self) -> str:
+        """What was fitted to what, and checked on what."""
+        if self.own:
+            fitted = (
+                "This gallery has labels, and its probabilities were fitted to them. Its classes "
+                "were cut into two halves, each checked with what was fitted to the other"
+            )
+        else:
+            fitted = "They were fitted to held-out classes and are checked here on unseen ones"
+        return f"{fitted}, among the first {self.results} results of every search."
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What one model makes of a dataset.
+
+    Args:
+        embeddings: Unit vectors. (N, D)
+        scores: Of every image as a query among the others.
+        analysis: Of all pairs.
+    """
+
+    embeddings: Embeddings
+    scores: Scores
+    analysis: SetAnalysis
+
+
+def write_demo_report(
+    path: Path,
+    sentence: str,
+    dataset: PackedDataset,
+    before: View,
+    after: View,
+    calibration: CalibrationCheck | None,
+) -> None:
+    """Write the page of a demo: scores, the same queries before and after, the analysis.
+
+    Args:
+        path: The file to create or replace.
+        sentence: What was learned.
+        dataset: The images.
+        before: What the untrained model makes of them.
+        after: What the trained model makes of them.
+        calibration: Of the gallery's match probabilities; None where there are none.
+    """
+    gained = by_gain(before, after)
+    random = np.random.default_rng(0).permutation(np.sort(gained))
+    labels = dataset.images.known_labels
+    queries = [
+        (
+            title,
+            [
+                (
+                    query_tiles(dataset, before.embeddings, query),
+                    query_tiles(dataset, after.embeddings, query),
+                )
+                for query in _one_per_class(order, labels, _DEMO_QUERIES)
+            ],
+        )
+        for title, order in (
+            ("Gained most", gained),
+            ("Drawn at random", random),
+            ("Lost most", gained[::-1]),
+        )
+    ]
+    gallery = shlex.quote(str(path.parent / "gallery"))
+    write_page(
+        path,
+        "demo.html",
+        title="What the network learned",
+        sentence=sentence,
+        scores=_gains(before.scores, after.scores),
+        queries=queries,
+        separation=_separation_text(before.analysis, after.analysis),
+        histograms=[
+            _pair_histogram(title, view.analysis)
+            for title, view in (("before", before), ("after", after))
+        ],
+        calibration=None if calibration is None else _calibration_table(calibration),
+        next_commands=(
+            f"cbml serve {gallery} --open",
+            f"cbml search {gallery} --id {int(gained[0])}",
+            "cbml train my-images/",
+        ),
+    )
+
+
+def by_gain(before: View, after: View) -> Indices:
+    """The queries that have something to find, those first whose results gained most.
+
+    Args:
+        before: What the untrained model makes of the images.
+        after: What the trained model makes of them.
+    """
+    old, new = before.scores.per_query["map@r"], after.scores.per_query["map@r"]
+    queries = np.flatnonzero(after.scores.positives > 0)
+    return queries[np.argsort((old - new)[queries], kind="stable")]
+
+
+def query_tiles(dataset: PackedDataset, embeddings: Embeddings, query: int) -> QueryTiles:
+    """A query and its nearest images, relevant or not.
+
+    Args:
+        dataset: The images.
+        embeddings: Their unit vectors. (N, D)
+        query: Index of the query.
+    """
+    labels, names = dataset.images.known_labels, dataset.images.class_names
+    same = labels == labels[query]
+    # Past the last relevant image all are irrelevant, and nobody is to blame for it.
+    count = min(_NEIGHBORS, max(_FEWEST, int(same.sum()) - 1))
+    similarity = embeddings @ embeddings[query]
+    similarity[query] = -np.inf
+    nearest = np.argsort(-similarity, kind="stable")[:count].tolist()
+
+    def image(index: int) -> str:
+        side = min(2 * _SIDE, dataset.packed.short_side)
+        return thumbnail(dataset.packed.sized(dataset.indices[index], side), _SIDE)
+
+    return QueryTiles(
+        Tile(image(query), names[labels[query]], "query", "query"),
+        [
+            neighbor_tile(
+                image(other), names[labels[other]], float(similarity[other]), bool(same[other])
+            )
+            for other in nearest
+            if other != query
+        ],
+    )
+
+
+def _some_classes(images: ImageDataset) -> ImageDataset:
+    """Whole classes in a fixed random order, as many as fit."""
+    sizes = images.class_sizes()
+    order = np.random.default_rng(0).permutation(len(sizes))
+    count = max(2, int((np.cumsum(sizes[order]) <= _IMAGES).sum()))
+    return images if len(images) <= _IMAGES else images.of_classes(np.sort(order[:count]))
+
+
+def _extremes(dataset: PackedDataset, embeddings: Embeddings) -> dict[str, list[QueryTiles]]:
+    """Queries whose nearest relevant image is furthest behind the nearest irrelevant one, and
+    those where it is furthest ahead."""
+    labels = dataset.images.known_labels
+    similarity = embeddings @ embeddings.T  # (N, N)
+    np.fill_diagonal(similarity, -np.inf)
+    same = labels[:, None] == labels[None, :]
+    np.fill_diagonal(same, False)
+    queries = np.flatnonzero(same.any(axis=1))
+    relevant = np.where(same, similarity, -np.inf).max(axis=1)[queries]
+    irrelevant = np.where(same, -np.inf, similarity).max(axis=1)[queries]
+    order = queries[np.argsort(relevant - irrelevant, kind="stable")]
+    return {
+        kind: [
+            query_tiles(dataset, embeddings, query)
+            for query in _one_per_class(chosen, labels, _QUERIES)
+        ]
+        for kind, chosen in (("Worst", order), ("Best", order[::-1]))
+    }
+
+
+def _one_per_class(order: Indices, labels: Indices, count: int) -> Sequence[int]:
+    """The first few queries whose classes differ: near copies of one query tell nothing new."""
+    first = np.sort(np.unique(labels[order], return_index=True)[1])
+    chosen: list[int] = order[first][:count].tolist()
+    return chosen
+
+
+def _calibration(path: Path) -> tuple[dict[str, list[float]] | None, str]:
+    """The check in calibration.json, or why there is none to show."""
+    try:
+        check = json.loads(path.read_text(encoding="utf-8"))["check"]
+        if {"confidence", "accuracy", "counts", "ece", "brier"} <= set(check):
+            return check, ""
+    except FileNotFoundError:
+        return None, ""
+    except (ValueError, KeyError, TypeError):
+        pass
+    return None, "calibration.json is damaged; write it again with cbml analyze."
+
+
+def _gains(before: Scores, after: Scores) -> Table:
+    names = {f"Recall@{k}": f"recall@{k}" for k in (1, 2, 4, 8)} | {"MAP@R": "map@r", "NMI": "nmi"}
+    rows = []
+    for title, name in names.items():
+        old, new = before.metrics.get(name), after.metrics.get(name)
+        if old is not None and new is not None:
+            rows.append((title, f"{old:.1%}", f"{new:.1%}", f"{100 * (new - old):+.1f}"))
+    return Table(("", "before", "after", "points"), rows)
+
+
+def _separation_text(before: SetAnalysis, after: SetAnalysis) -> str:
+    return (
+        "CBML models the similarities of positive and of negative pairs by a Gaussian each, and "
+        "pushes pairs by the posterior probability that follows. Separation is the distance of the "
+        f"two means in units of their spread: {_separation(before):.2f} before, "
+        f"{_separation(after):.2f} after."
+    )
+
+
+def _separation(one: SetAnalysis) -> float:
+    moments = one.statistics
+    spread = math.hypot(moments.positive_std, moments.negative_std) / math.sqrt(2.0)
+    return (moments.positive_mean - moments.negative_mean) / spread
+
+
+def _pair_histogram(title: str, one: SetAnalysis) -> str:
+    coarse, moments = one.histogram.coarser(_BINS), one.statistics
+    kept = coarse.edges[:-1] >= -0.4  # further left there is nothing, or nearly so
+    edges = [float(edge) for edge in coarse.edges[np.append(kept, True)]]
+    positive, negative = (
+        (counts[kept] / max(int(counts.sum()), 1)).tolist()
+        for counts in (coarse.positive, coarse.negative)
+    )
+    means = (moments.positive_mean, moments.negative_mean)
+    return histogram_chart(title, edges, positive, negative, means)
+
+
+def _calibration_table(one: CalibrationCheck) -> Table:
+    check = one.check
+    rows = [
+        (f"{count:,} results", f"{confidence:.0%}", f"{accuracy:.0%}")
+        for count, confidence, accuracy in zip(
+            check.counts, check.confidence, check.accuracy, strict=True
+        )
+    ]
+    note = f"{one.sentence} Mean gap between confidence and accuracy: {check.ece:.1%}."
+    return Table(("", "confidence", "accuracy"), rows, note=note)

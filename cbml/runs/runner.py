@@ -1,0 +1,244 @@
+"""A whole run from a config: train, choose by validation, calibrate, report, and test if asked."""
+
+import contextlib
+import csv
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cbml.bayes import MatchProbability, check_results
+from cbml.data import Batches, ImageDataset, Splits
+from cbml.errors import BadData
+from cbml.evaluation import evaluate
+from cbml.files import replaced_file
+from cbml.models import Embedder
+from cbml.outputs import Outputs
+from cbml.query_gallery import QueryGallery
+from cbml.runs.build import build_execution
+from cbml.runs.config import RunConfig
+from cbml.runs.evaluate import embed_split, note_test_evaluation
+from cbml.runs.loss_parameters import with_chosen_parameters
+from cbml.runs.names import check_names
+from cbml.runs.parts import Parts, labeled_parts, unlabeled_parts
+from cbml.runs.report import report_run
+from cbml.runs.resume import FREE, check_same_run
+from cbml.training import (
+    Callback,
+    Distributed,
+    Fitted,
+    Method,
+    ProgressCallback,
+    Run,
+    embed_dataset,
+    fit,
+    update_record,
+)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run gave.
+
+    Args:
+        folder: The run's folder.
+        config: The config with all that it left open filled in.
+        fitted: Steps, best validation score and learning rates.
+        model: The trained model.
+        splits: The images.
+        test: Scores on the test classes; None if they were not evaluated.
+    """
+
+    folder: Path
+    config: RunConfig
+    fitted: Fitted
+    model: Embedder
+    splits: Splits
+    test: Mapping[str, float] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result, ready for JSON."""
+        return {
+            "run": str(self.folder),
+            "steps": self.fitted.steps,
+            "best_step": self.fitted.best_step,
+            "validation": self.fitted.best_score,
+            "stopped_early": self.fitted.stopped_early,
+            "rates": self.fitted.learning_rates,
+            "test": self.test,
+        }
+
+
+def run(
+    config: RunConfig,
+    folder: Path | str,
+    *,
+    resume: bool = False,
+    test: bool = False,
+    distributed: Distributed | None = None,
+    callback: Callback | None = None,
+) -> RunResult:
+    """Train a model as a config says, and keep everything in one folder: `cbml train`.
+
+    The folder holds run.json, metrics.jsonl, checkpoints/, model/, calibration.json, report.html
+    and, for a run without labels, clusters.csv. Without labels nothing can choose a model, and the
+    last one is kept.
+
+    Args:
+        config: Every choice.
+        folder: Where everything goes; a run that is already there is only resumed.
+        resume: Continue from the newest checkpoint. The config must be that of the run, but for
+            what does not change it, such as the number of steps.
+        test: Evaluate the test classes at the end; the record counts it.
+        distributed: The processes that train together; this one alone when None.
+        callback: Hears of every step; None shows progress on standard error.
+    """
+    folder, distributed = Path(folder), distributed or Distributed()
+    callback = (callback or ProgressCallback()) if distributed.is_main_process else Callback()
+    check_names(config)
+    config = with_chosen_parameters(config)
+    torch.manual_seed(config.training.seed + distributed.rank)  # dropout has no other source
+    resumed = folder if resume else None
+    if resumed is not None:
+        config = check_same_run(resumed, config)
+    if config.data.labels == "known":
+        parts = labeled_parts(config, resumed, distributed, callback)
+    else:
+        parts = unlabeled_parts(config, distributed)
+    records = Run(
+        folder,
+        _metadata(parts),
+        resume,
+        config.training.tensorboard,
+        config=parts.config.as_dict(),
+        free=FREE,
+    )
+    fitted = _fit(parts, records, distributed, callback)
+    parts.model.eval()
+    scores = _finish(folder, parts, test, distributed, callback)
+    return RunResult(folder, parts.config, fitted, parts.model, parts.splits, scores)
+
+
+def _metadata(parts: Parts) -> dict[str, Any]:
+    return {"config": parts.config.as_dict(), "data": parts.splits.record, **parts.metadata}
+
+
+def _fit(parts: Parts, run: Run, distributed: Distributed, callback: Callback) -> Fitted:
+    held_out = parts.held_out
+
+    def validate(candidate: Embedder) -> Mapping[str, float]:
+        assert held_out is not None
+        embeddings = embed_dataset(candidate, held_out, distributed)
+        found = QueryGallery.of(embeddings, held_out.images.known_labels)
+        return evaluate(_refined(parts.method, found), clustering=False).metrics
+
+    return fit(
+        parts.model,
+        parts.method,
+        parts.batches,
+        settings=parts.config.settings,
+        validate=None if held_out is None else validate,
+        run=run,
+        execution=build_execution(parts.config, parts.model),
+        distributed=distributed,
+        callback=callback,
+    )
+
+
+def _refined(method: nn.Module, embedded: QueryGallery) -> QueryGallery:
+    """Embeddings as the method refines those of a whole set, queries and gallery together."""
+    if not isinstance(method, Method) or type(method).refine is Method.refine:
+        return embedded
+    queries, gallery = embedded.embeddings, embedded.gallery_embeddings
+    whole = queries if gallery is None else np.concatenate([queries, gallery])
+    with torch.no_grad():
+        found = method.refine(Outputs(torch.from_numpy(whole))).float().cpu().numpy()
+    searched = None if gallery is None else found[len(queries) :]
+    return dataclasses.replace(
+        embedded, embeddings=found[: len(queries)], gallery_embeddings=searched
+    )
+
+
+def _finish(
+    folder: Path, parts: Parts, test: bool, distributed: Distributed, callback: Callback
+) -> dict[str, float] | None:
+    """What follows the training. The model is safe by now: only the test may fail the run."""
+    model = parts.model
+    with _optional(callback, "calibration.json", f"cbml analyze {folder}"):
+        _calibrate(folder, parts, distributed)
+    scores = None
+    if test:
+        embedded = _refined(parts.method, embed_split(model, parts.splits, "test", distributed))
+        found = evaluate(embedded)
+        scores = found.metrics
+        if distributed.is_main_process:
+            reliability = None
+            with _optional(callback, "check of the probabilities", f"cbml analyze {folder} --test"):
+                reliability = _reliability(folder, embedded)
+            note_test_evaluation(folder, found, reliability)
+    if parts.study is not None:
+        found_labels = parts.study(model, parts.batches.images.known_labels)
+        if distributed.is_main_process:
+            update_record(folder, {"study": dict(found_labels)})
+    if distributed.is_main_process:
+        if parts.config.data.labels != "known":
+            _write_clusters(folder / "clusters.csv", parts.batches)
+        if parts.config.data.labels != "each":
+            with _optional(callback, "report.html", f"cbml evaluate {folder}"):
+                report_run(folder, model, _reported(parts))
+    return scores
+
+
+@contextlib.contextmanager
+def _optional(callback: Callback, what: str, again: str) -> Iterator[None]:
+    """One line instead of an error: nothing that is written after the model may fail a run."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        # What the images do not allow is not better the second time.
+        hint = "" if isinstance(error, BadData) else f"; to try again:  {again}"
+        callback.on_message(f"no {what}: {reason}{hint}")
+
+
+def _calibrate(folder: Path, parts: Parts, distributed: Distributed) -> None:
+    """Fit match probabilities on the held-out classes."""
+    if parts.held_out is None:
+        return
+    embeddings = embed_dataset(parts.model, parts.held_out, distributed)
+    if distributed.is_main_process:
+        labels = parts.held_out.images.known_labels
+        MatchProbability.fit(embeddings, labels).save(folder / "calibration.json")
+
+
+def _reliability(folder: Path, embedded: QueryGallery) -> dict[str, Any] | None:
+    """How far the probabilities hold among the first ten results of searches."""
+    path = folder / "calibration.json"
+    if not path.exists():
+        return None
+    return check_results(MatchProbability.load(path), embedded)[10].as_dict()
+
+
+def _reported(parts: Parts) -> Splits:
+    """The images that the report shows: without labels, the clusters take their place."""
+    if parts.config.data.labels == "known":
+        return parts.splits
+    study = parts.config.pseudo_labels.study
+    held_out = parts.splits.validation if study else ImageDataset(())
+    return dataclasses.replace(parts.splits, train=parts.batches.images, validation=held_out)
+
+
+def _write_clusters(path: Path, batches: Batches) -> None:
+    images = batches.images
+    with (
+        replaced_file(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        rows = csv.writer(file)
+        rows.writerow(["path", "cluster"])
+        rows.writerows(zip(map(str, images.paths), images.known_labels.tolist(), strict=True))

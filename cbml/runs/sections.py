@@ -1,0 +1,375 @@
+"""The sections of a run's config: small frozen dataclasses whose defaults say where they come from.
+
+Nothing here imports torch.
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from cbml.errors import BadData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """The base of all sections: values of a wrong type or an unknown choice are refused."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            checked = _checked(f"{_name_of(type(self))}.{option.name}", hints[option.name], value)
+            object.__setattr__(self, option.name, checked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """Which images, and how they are read.
+
+    Args:
+        source: A folder, an archive, a table, or the name of a dataset such as "emoji".
+        labels: "known"; "none" clusters the images and learns from the clusters; "each" makes
+            every image a class of its own, whose members are its crops.
+        label_from: Pattern of the file names where the classes are part of them, such as
+            "{label}_{n}"; "auto" recognizes it.
+        split: "stated" takes the splits that a folder or table states; "classes" keeps the classes
+            apart instead.
+        path_column: A table's column of the files, where it has an unusual name.
+        label_column: A table's column of the classes, where it has an unusual name.
+        validation: Share of the training classes held out to choose the model; 0 for none. Ours:
+            the paper chooses on the test classes.
+        model_selection: "validation" chooses the model on held-out training classes; "test" trains
+            on all training classes and chooses on the test, as the paper does: optimistic.
+        bad_limit: Share of unreadable images above which the run fails.
+        allow_partial: Accept an incomplete dataset.
+        workers: Threads that prepare batches ahead.
+    """
+
+    source: str = ""
+    labels: Literal["known", "none", "each"] = "known"
+    label_from: str | None = None
+    split: Literal["stated", "classes"] = "stated"
+    path_column: str | None = None
+    label_column: str | None = None
+    validation: float = 0.2
+    model_selection: Literal["validation", "test"] = "validation"
+    bad_limit: float = 0.05
+    allow_partial: bool = False
+    workers: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationConfig(Section):
+    """Random crops of the training images.
+
+    Args:
+        min_area: Smallest share of the image's area in a crop. 0.16 in the authors' program.
+        flip: Probability of a horizontal flip. 0.5 in the authors' program.
+    """
+
+    min_area: float = 0.16
+    flip: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.min_area <= 1:
+            raise BadData(f"augmentation.min_area must be in (0, 1], got {self.min_area}")
+        if not 0 <= self.flip <= 1:
+            raise BadData(f"augmentation.flip must be in [0, 1], got {self.flip}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Section):
+    """The network and how it is computed.
+
+    Args:
+        backbone: A name in `cbml.BACKBONES`. The default learns on a CPU, and pip brings its
+            weights.
+        dim: Size of the embedding. 512 in the paper's main tables.
+        pooling: As for `Embedder`.
+        batch_norm: As for `Embedder`.
+        weights: As for `Embedder`.
+        crop: Side of the square that the network sees, in pixels. 227 in the paper.
+        precision: "float32", or "bfloat16" for the backbone; "default" for the device's.
+        compile: Let torch.compile fuse the network.
+    """
+
+    backbone: str = "efficientnet_lite0"
+    dim: int = 512
+    pooling: str = "default"
+    batch_norm: str = "default"
+    weights: str = "default"
+    crop: int = 227
+    precision: Literal["default", "float32", "bfloat16"] = "default"
+    compile: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig(Section):
+    """The loss.
+
+    Args:
+        name: A name in `cbml.LOSSES`, or "package.module:Class" for a loss of your own.
+        options: Options of the loss by name; `replace(loss={"averaging": "log"})` sets one.
+        parameters: Constants of the loss: "given" by the options and the loss's defaults, or
+            estimated "from-data" before the first step where the options do not give them.
+            "default" estimates them for CBML on a pretrained network with known labels.
+    """
+
+    name: str = "cbml"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Literal["default", "given", "from-data"] = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig(Section):
+    """The training method around the loss.
+
+    Args:
+        name: A name in `cbml.METHODS`, or "package.module:Class" for a method of your own; None
+            trains with the loss alone.
+        options: Options of the method by name.
+    """
+
+    name: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Section):
+    """The optimizer and its schedule; see `cbml.training.Settings` for the fields.
+
+    Args:
+        name: "adam" as in the authors' program, "adamw", or "sgd".
+        momentum: Of "sgd".
+        dampening: Of "sgd".
+        learning_rate: 3e-5 in the authors' program.
+        weight_decay: 5e-4 in the authors' program.
+        backbone_factor: Multiple of the learning rate for the backbone.
+        head_factor: Multiple of the learning rate for the head.
+        loss_factor: Multiple of the learning rate for the loss's parameters; None for its own.
+        schedule: "step" as in the authors' program, "constant" or "cosine".
+        drop_at: Step at which "step" drops. 1200 in the authors' program, 3000 for GoogLeNet.
+        drop_factor: 0.1 in the authors' program.
+        warmup_steps: Steps over which the learning rate rises; 0 in the authors' program.
+        clip_norm: Largest length of the gradient; None for no limit.
+    """
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    momentum: float = 0.9
+    dampening: float = 0.0
+    learning_rate: float = 1e-4
+    weight_decay: float = 5e-4
+    backbone_factor: float = 1.0
+    head_factor: float = 1.0
+    loss_factor: float | None = None
+    schedule: Literal["step", "constant", "cosine"] = "constant"
+    drop_at: int = 1200
+    drop_factor: float = 0.1
+    warmup_steps: int = 0
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Section):
+    """Batches and the loop; see `cbml.training.Settings` for the fields of the loop.
+
+    Args:
+        steps: Updates of the weights.
+        epochs: Passes over the images, instead of `steps`.
+        seed: Random seed of held-out classes, batches, crops, start values and proxies.
+        classes_per_batch: None for 15, as in the authors' program for CUB, or for all classes
+            where there are fewer.
+        samples_per_class: None for 8, as in the authors' program for CUB, or for more where there
+            are fewer than 15 classes.
+        chunk_size: Images in one forward pass; None for the whole batch.
+        validate_every: Steps between validations; 0 validates at the end alone.
+        patience: Validations without a better score before training stops; None never stops.
+        choose_by: The validation score that chooses the model.
+        checkpoint_every: Steps between checkpoints; 0 writes one at the end alone.
+        keep_checkpoints: Number of newest checkpoints that are kept.
+        bad_numbers: What NaN or infinity does: "stop", or "skip" the update.
+        skips_allowed: Skipped updates in a row before the run stops.
+        collapse: "warn" when a batch looks collapsed, "stop", or "ignore".
+        tensorboard: Write event files for TensorBoard as well.
+    """
+
+    steps: int | None = 200
+    epochs: int | None = None
+    seed: int = 0
+    classes_per_batch: int | None = None
+    samples_per_class: int | None = None
+    chunk_size: int | None = None
+    validate_every: int = 50
+    patience: int | None = None
+    choose_by: str = "recall@1"
+    checkpoint_every: int = 50
+    keep_checkpoints: int = 2
+    bad_numbers: Literal["stop", "skip"] = "stop"
+    skips_allowed: int = 10
+    collapse: Literal["warn", "stop", "ignore"] = "warn"
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PseudoLabelConfig(Section):
+    """Learning from clusters, for `data.labels` "none".
+
+    Args:
+        clusters: How many; None for one for every four images.
+        refresh_epochs: Epochs between two clusterings.
+        cluster_by: "embedding", or "features", those before the linear layer, whitened.
+        head_start: "random", or "whitened": the linear layer begins by whitening the features.
+        batch_range: "80-200" draws a batch size for each epoch, as the paper's section 4.7; or one
+            number.
+        study: Compare the clusters with the labels that there are, to write down how well they are
+            found; never to train or to choose.
+    """
+
+    clusters: int | None = None
+    refresh_epochs: int = 1
+    cluster_by: Literal["embedding", "features"] = "embedding"
+    head_start: Literal["random", "whitened"] = "random"
+    batch_range: str = "80-200"
+    study: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, _, high = self.batch_range.partition("-")
+        if not (low.isdecimal() and (high or low).isdecimal()):
+            raise BadData(f"batch_range={self.batch_range}: write 100, or 80-200")
+
+    @property
+    def batch_sizes(self) -> tuple[int, int]:
+        """Smallest and largest batch."""
+        low, _, high = self.batch_range.partition("-")
+        return int(low), int(high or low)
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "data": DataConfig,
+    "augmentation": AugmentationConfig,
+    "model": ModelConfig,
+    "loss": LossConfig,
+    "method": MethodConfig,
+    "optimizer": OptimizerConfig,
+    "training": TrainingConfig,
+    "pseudo_labels": PseudoLabelConfig,
+}
+_LEADING = {"data": "source", "model": "backbone", "loss": "name", "method": "name"}
+
+Change = Section | Mapping[str, Any] | str | None
+
+
+def _flat_keys() -> dict[str, tuple[str, str]]:
+    keys = {
+        name: (section, name)
+        for section, kind in SECTIONS.items()
+        for name in get_type_hints(kind)
+        if name not in ("name", "options", "source")
+    }
+    keys |= {section: (section, "name") for section in ("loss", "method", "optimizer")}
+    return keys | {"data": ("data", "source")}
+
+
+# Every field by a word of its own, such as "crop"; "loss" is the name of the loss, and so on.
+FLAT_KEYS: dict[str, tuple[str, str]] = _flat_keys()
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint at the name that was meant, or at all names.
+
+    Args:
+        word: What was given.
+        known: What could have been given.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+
+
+def plain_value(text: str) -> Any:
+    """A number, True, False or None if the text reads like one, a list of numbers, else the text.
+
+    Args:
+        text: As typed.
+    """
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    listed = [plain_value(word) for word in text.split(",")] if "," in text else []
+    numbers = listed and all(type(value) in (int, float) for value in listed)
+    return listed if numbers else text
+
+
+def changed_section(section: Section, change: Change) -> Section:
+    """The section with some fields changed; further keys of `loss` and `method` are options.
+
+    Args:
+        section: To start from.
+        change: Another section, a mapping, or the name that leads the section; None for nothing.
+    """
+    if change is None:
+        return section
+    name = _name_of(type(section))
+    if isinstance(change, Section):
+        if type(change) is not type(section):
+            raise BadData(f"{name}: needs a {type(section).__name__}")
+        return change
+    if isinstance(change, str):
+        if name not in _LEADING:
+            raise BadData(f"{name}={change!r}: give a mapping of its fields")
+        change = {_LEADING[name]: change}
+    if not isinstance(change, Mapping):
+        raise BadData(f"{name}={change!r}: give a mapping of its fields")
+    fields = [option.name for option in dataclasses.fields(section)]
+    known = {key: value for key, value in change.items() if key in fields}
+    other = {key: value for key, value in change.items() if key not in fields}
+    if isinstance(section, LossConfig | MethodConfig):
+        options = known.get("options", section.options)
+        known["options"] = {**options, **other} if isinstance(options, Mapping) else options
+    elif other:
+        key = next(iter(other))
+        raise BadData(f"{name}.{key}: no such setting; {nearest(key, fields)}")
+    if isinstance(section, TrainingConfig):  # one of the two says how long
+        for one, two in (("steps", "epochs"), ("epochs", "steps")):
+            if known.get(one) is not None and two not in known:
+                known[two] = None
+    return dataclasses.replace(section, **known)
+
+
+def _name_of(kind: type[Section]) -> str:
+    return next((name for name, known in SECTIONS.items() if known is kind), kind.__name__)
+
+
+def _checked(name: str, hint: Any, value: Any) -> Any:
+    """The value, as a float where one is wanted; what does not fit its type is refused."""
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            choices = ", ".join(map(repr, get_args(hint)))
+            raise BadData(f"{name} must be one of {choices}, got {value!r}")
+        return value
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if float in kinds and type(value) is int:
+        value = float(value)
+    if get_origin(hint) is Mapping or Mapping in kinds:
+        fits = isinstance(value, Mapping)
+    else:
+        fits = type(value) in kinds
+    if not fits or (isinstance(value, float) and math.isnan(value)):
+        raise BadData(f"{name} must be {_described(kinds)}, got {value!r}")
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _described(kinds: tuple[Any, ...]) -> str:
+    words = {types.NoneType: "None"}
+    return " or ".join(words.get(kind, getattr(kind, "__name__", "a mapping")) for kind in kinds)

@@ -1,0 +1,126 @@
+"""The batches of a run: sizes that fit the set and the processes, and the sampler behind them."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbml.data import Batches, ClassBalancedSampler, ImageDataset, PackedImages, TrainTransform
+from cbml.errors import BadData
+from cbml.training.distributed import Distributed
+
+# As in the authors' program for CUB.
+CLASSES_PER_BATCH = 15
+SAMPLES_PER_CLASS = 8
+
+
+def build_batches(
+    images: ImageDataset,
+    *,
+    transform: TrainTransform,
+    distributed: Distributed | None = None,
+    classes_per_batch: int | None = None,
+    samples_per_class: int | None = None,
+    batch_range: tuple[int, int] | None = None,
+    seed: int = 0,
+    source: PackedImages | None = None,
+    workers: int = 1,
+    bad_limit: float = 0.05,
+) -> Batches:
+    """The batches of this process: classes times images, every image once in an epoch.
+
+    Images without labels are classes of their own until a method gives them others; their batches
+    take whatever clusters there are.
+
+    Args:
+        images: what to learn from.
+        transform: random crops of the images.
+        distributed: the processes that share each batch; this one alone when None.
+        classes_per_batch: None fits them to the set.
+        samples_per_class: None fits them to the set.
+        batch_range: smallest and largest batch; each epoch draws its own, and the number of
+            classes follows from it.
+        seed: Random seed.
+        source: where pixels come from; the files when None.
+        workers: threads that prepare batches ahead.
+        bad_limit: share of unreadable images above which the run ends.
+    """
+    distributed = distributed or Distributed()
+    guessed = images.labels is None
+    if guessed:
+        each = np.arange(len(images))
+        images = ImageDataset(images.paths, each, tuple(map(str, each)))
+        classes, samples = CLASSES_PER_BATCH, samples_per_class or SAMPLES_PER_CLASS
+    else:
+        classes, samples = fitted_sizes(
+            images.class_sizes(),
+            processes=distributed.size,
+            classes=classes_per_batch,
+            images=samples_per_class,
+        )
+    sampler = ClassBalancedSampler(
+        images.known_labels,
+        classes_per_batch=classes,
+        samples_per_class=samples,
+        batch_range=batch_range,
+        guessed=guessed,
+        seed=seed,
+        rank=distributed.rank,
+        world_size=distributed.size,
+    )
+    return Batches(
+        images,
+        sampler,
+        transform=transform,
+        source=source,
+        workers=workers,
+        bad_limit=bad_limit,
+    )
+
+
+def check_batches(batches: Batches, distributed: Distributed) -> None:
+    """Refuse batches that cannot resume, or that are another process's share."""
+    sampler = batches.sampler
+    if not isinstance(sampler, ClassBalancedSampler):
+        raise BadData("training needs batches of a ClassBalancedSampler: others cannot resume")
+    if (sampler.rank, sampler.world_size) != (distributed.rank, distributed.size):
+        raise BadData(
+            f"the sampler is of process {sampler.rank} of {sampler.world_size}, this is process "
+            f"{distributed.rank} of {distributed.size}: give it rank and world_size"
+        )
+
+
+def steps_of_epochs(batches: Batches, epochs: int) -> int:
+    """How many batches so many epochs of the sampler's own have."""
+    assert isinstance(batches.sampler, ClassBalancedSampler)
+    return sum(len(batches.sampler.plan(epoch)) for epoch in range(epochs))
+
+
+def fitted_sizes(
+    sizes: NDArray[np.int64],
+    *,
+    processes: int = 1,
+    classes: int | None = None,
+    images: int | None = None,
+) -> tuple[int, int]:
+    """Classes in a batch and images of each: 15 and 8 where the set and the processes allow it.
+
+    With fewer than 15 classes all of them are in every batch, each with so many images that the
+    batch keeps its size, but not with more than half of the classes have. What the user gives
+    stays as it is, whether it can be had or not.
+    """
+    chosen = min(CLASSES_PER_BATCH, len(sizes)) if classes is None else classes
+    if images is not None:
+        unit = _unit(processes, images)
+        return (max(chosen // unit, 1) * unit if classes is None else chosen), images
+    fitting = SAMPLES_PER_CLASS
+    if classes is None:
+        room = CLASSES_PER_BATCH * SAMPLES_PER_CLASS // chosen
+        fitting = max(fitting, min(room, int(np.median(sizes))))
+    unit = _unit(processes, chosen)
+    return chosen, max(round(fitting / unit), 1) * unit
+
+
+def _unit(processes: int, other: int) -> int:
+    """What one of two sizes must be a multiple of, so that the processes can share the batch."""
+    return processes // math.gcd(processes, other)

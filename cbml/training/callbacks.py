@@ -1,0 +1,113 @@
+"""Who hears of a run: people at a terminal, readers of log files, or nobody."""
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cbml.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What one update gave.
+
+    Args:
+        step: its number, from 1.
+        loss: of the batch.
+        terms: parts of the loss by name.
+        images: in the batch, those of all processes.
+    """
+
+    step: int
+    loss: float
+    terms: Mapping[str, float]
+    images: int
+
+
+class Callback:
+    """What `fit` tells as it goes; this one hears all and says nothing."""
+
+    def on_message(self, text: str) -> None:
+        """Hear one line about the run.
+
+        Args:
+            text: the line.
+        """
+
+    def begin(self, step: int, steps: int) -> None:
+        """Hear that updates begin.
+
+        Args:
+            step: updates done already.
+            steps: updates in all.
+        """
+
+    def step(self, report: StepReport) -> None:
+        """Hear of one update.
+
+        Args:
+            report: what it gave.
+        """
+
+    def end(self) -> None:
+        """Hear that no more updates come."""
+
+
+class ProgressCallback(Callback):
+    """One progress bar on a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._images, self._started = 0, 0.0
+
+    def on_message(self, text: str) -> None:
+        """Print a line, above the bar where there is one.
+
+        Args:
+            text: the line.
+        """
+        if self._progress is not None:
+            self._progress.say(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def begin(self, step: int, steps: int) -> None:
+        """Show the bar.
+
+        Args:
+            step: updates done already.
+            steps: updates in all.
+        """
+        self._progress = Progress("step", steps, done=step)
+        self._images, self._started = 0, time.monotonic()
+
+    def step(self, report: StepReport) -> None:
+        """Move the bar; the rate is the mean since the beginning, validations included.
+
+        Args:
+            report: what the update gave.
+        """
+        assert self._progress is not None
+        self._images += report.images
+        rate = self._images / max(time.monotonic() - self._started, 1e-9)
+        text = described(report, short=self._progress.narrow)
+        self._progress.show(report.step, f"{text}, {rate:.0f} images/s")
+
+    def end(self) -> None:
+        """Leave the bar as it stands."""
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
+
+
+def described(report: StepReport, *, short: bool = False) -> str:
+    """The loss and its parts in a few words.
+
+    Args:
+        report: what an update gave.
+        short: cut the names of the parts to three letters, and their numbers to two places.
+    """
+    letters, places = (3, 2) if short else (None, 3)
+    parts = " ".join(f"{name[:letters]} {value:.{places}f}" for name, value in report.terms.items())
+    return f"loss {report.loss:.{places}f}" + (f" ({parts})" if parts else "")

@@ -1,0 +1,437 @@
+"""The folders and tables that people really have, built from small generated images."""
+
+import json
+import os
+import shutil
+import socket
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from cbml.cli import main
+from cbml.data import ImageDataset, Splits, check, datasets, load, load_anyway, read_image
+from cbml.data.file_names import find_pattern
+from cbml.data.splits import hold_out_images
+from cbml.errors import BadData
+from tests.data.image_files import save_image
+
+
+def save_all(root: Path, names: list[str]) -> Path:
+    for name in names:
+        save_image(root / name, zlib.crc32(str(root / name).encode()))
+    return root
+
+
+def save_mask(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = np.random.default_rng(zlib.crc32(str(path).encode())).integers(
+        0, 3, (8, 9), dtype=np.uint8
+    )
+    Image.fromarray(values).save(path)
+
+
+def classes(images: ImageDataset | None) -> set[str]:
+    assert images is not None
+    return set(images.class_names)
+
+
+def notes(splits: Splits) -> str:
+    return "\n".join(splits.record["notes"])
+
+
+def grocery(root: Path) -> Path:
+    """Nested categories whose splits share their classes, in a download with other things."""
+    kinds = ["Fruit/Apple/Golden", "Fruit/Apple/Royal-Gala", "Fruit/Kiwi", "Packages/Milk/Arla"]
+    splits = [("train", 6), ("val", 2), ("test", 3)]
+    save_all(
+        root,
+        [
+            f"dataset/{s}/{kind}/{n}{s}.png"
+            for s, count in splits
+            for kind in kinds
+            for n in range(count)
+        ],
+    )
+    save_all(root, [f"dataset/iconic/{n}.png" for n in range(3)] + ["docs/overview.png"])
+    return root
+
+
+def test_splits_beside_other_things_share_their_classes(tmp_path: Path) -> None:
+    splits = load(grocery(tmp_path))
+    assert classes(splits.train) == classes(splits.test) == classes(splits.validation)
+    assert "Fruit/Apple/Royal-Gala" in classes(splits.train)
+    assert (len(splits.train), len(splits.validation)) == (24, 8)
+    assert splits.record["shared_classes"] == 4
+    assert splits.record["scores_for"] == "new images of known classes"
+    assert "4 of 4 test classes are also in train" in notes(splits)
+    left_out = {row["folder"]: row["images"] for row in splits.record["left_out"]}
+    assert left_out == {"dataset/iconic": 3, "docs": 1}
+    assert "left out: dataset/iconic, 3 images, beside the splits" in notes(splits)
+    json.dumps(splits.record)
+
+
+def test_split_classes_keeps_the_classes_apart(tmp_path: Path) -> None:
+    splits = load(grocery(tmp_path), split="classes")
+    assert not classes(splits.train) & classes(splits.test)
+    assert splits.record["shared_classes"] == 0
+    assert splits.record["scores_for"] == "unseen classes"
+    total = sum(len(images) for images in splits.parts().values())
+    assert total == 44, "every image of every split is used"
+
+
+def test_validation_is_on_known_classes_where_the_test_is(tmp_path: Path) -> None:
+    shutil.rmtree(grocery(tmp_path) / "dataset" / "val")
+    splits = load(tmp_path)
+    assert classes(splits.train) == classes(splits.validation) == classes(splits.test)
+    assert splits.validation.class_sizes().tolist() == [2, 2, 2, 2]
+    assert len(splits.train) + len(splits.validation) == 24
+
+
+def test_holding_out_images_leaves_two_of_each_class() -> None:
+    sizes = [1, 2, 3, 4, 10, 50]
+    labels = np.repeat(np.arange(6), sizes)
+    paths = tuple(Path(str(n)) for n in range(len(labels)))
+    images = ImageDataset(paths, labels, tuple("abcdef"))
+    kept, held = hold_out_images(images, share=0.2, seed=0)
+    assert sorted(kept.paths + held.paths) == sorted(paths)
+    assert dict(zip(held.class_names, held.class_sizes().tolist(), strict=True)) == {
+        "d": 2, "e": 2, "f": 10
+    }  # fmt: skip
+    assert kept.class_sizes().tolist() == [1, 2, 3, 2, 8, 40]
+
+
+def test_classes_above_their_splits(tmp_path: Path) -> None:
+    save_all(
+        tmp_path,
+        [
+            f"{kind}/{split}/{n}{split}.png"
+            for kind in ("cat", "dog")
+            for split in ("train", "test")
+            for n in range(3)
+        ],
+    )
+    splits = load(tmp_path, validation=0)
+    assert classes(splits.train) == classes(splits.test) == {"cat", "dog"}
+
+
+def test_train_as_a_class_is_no_split(tmp_path: Path) -> None:
+    save_all(
+        tmp_path,
+        [f"{name}/{n}{name}.png" for name in ("train", "bus", "car", "ship") for n in range(2)],
+    )
+    splits = load(tmp_path, validation=0)
+    assert classes(splits.train) | classes(splits.test) == {"train", "bus", "car", "ship"}
+    assert "left_out" not in splits.record or not splits.record["left_out"]
+
+
+def pets(root: Path) -> Path:
+    """A download root: flat images with the breed in their names, masks and annotations."""
+    breeds = ["Abyssinian", "Bengal", "yorkshire_terrier", "pug", "boxer", "saint_bernard"]
+    names = [f"{breed}_{n}" for breed in breeds for n in range(1, 5)]
+    save_all(root, [f"images/{name}.jpg" for name in names])
+    for name in names:
+        save_mask(root / "annotations" / "trimaps" / f"{name}.png")
+        (root / "annotations" / "xmls").mkdir(exist_ok=True)
+        (root / "annotations" / "xmls" / f"{name}.xml").write_text("<a/>")
+    return root
+
+
+def test_labels_in_file_names_beside_masks(tmp_path: Path) -> None:
+    splits = load(pets(tmp_path))
+    assert splits.train.labels is None
+    assert len(splits.train) == 24
+    assert "left out: annotations/trimaps, 24 images, masks (by name, files named as others" in (
+        notes(splits)
+    )
+    assert "6 classes by name ({label}_{n}): Abyssinian, Bengal, boxer" in notes(splits)
+    named = load(tmp_path, labels="names", validation=0)
+    assert classes(named.train) | classes(named.test) == {
+        "Abyssinian", "Bengal", "yorkshire_terrier", "pug", "boxer", "saint_bernard"
+    }  # fmt: skip
+    assert "{label}_{n}" in named.record["layout"]
+
+
+def test_a_stated_pattern(tmp_path: Path) -> None:
+    save_all(tmp_path, [f"{i:04}_c{c}_{f}.jpg" for i in range(6) for c in (1, 2) for f in (7, 9)])
+    by_id = load(tmp_path, label_from="{label}_{camera}_{n}", validation=0)
+    assert classes(by_id.train) | classes(by_id.test) == {f"{i:04}" for i in range(6)}
+    by_camera = load(tmp_path, label_from="{id}_{label}_{n}", validation=0)
+    assert classes(by_camera.train) == {"c1", "c2"}
+    with pytest.raises(BadData, match=r"does not follow the pattern \{label\}-\{n\}, as 24 of 24"):
+        load(tmp_path, label_from="{label}-{n}")
+    with pytest.raises(BadData, match="name the class once"):
+        load(tmp_path, label_from="{n}_{camera}")
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (["pug_1", "pug_2", "saint_bernard_1", "saint_bernard_2"], "{label}_{n}"),
+        (["cat.0", "cat.1", "dog.0", "dog.1"], "{label}.{n}"),
+        (["oak (1)", "oak (2)", "elm (1)", "elm (2)"], "{label} ({n})"),
+        (["Laysan_Albatross_0001_5", "Laysan_Albatross_0002_6", "Ani_0001_7", "Ani_0003_8"],
+         "{label}_{n}_{n}"),
+        (["0001_c1s1_000151_00", "0001_c2s1_000776_00", "0002_c1s1_000151_01", "0002_c1s2_1_2"],
+         "{label}_{camera}_{frame}_{frame}"),
+        (["IMG_1", "IMG_2", "IMG_3", "IMG_4"], None),
+        (["IMG_1", "IMG_2", "DSC_3", "DSC_4"], None),
+        (["a", "b", "c", "d"], None),
+        (["one_1", "two_1", "three_1", "four_1"], None),
+    ],
+)  # fmt: skip
+def test_patterns_are_recognized_or_not(names: list[str], pattern: str | None) -> None:
+    assert find_pattern([Path(f"{name}.jpg") for name in names]) == pattern
+
+
+def test_masks_need_two_signs(tmp_path: Path) -> None:
+    numbered = save_all(
+        tmp_path / "numbered",
+        [f"{c}/{n}.png" for c in ("oak", "elm", "fir", "yew") for n in range(3)],
+    )
+    assert not load(numbered, validation=0).record["left_out"], "classes number their files alike"
+    for kind in ("a", "b", "c", "d"):
+        for n in range(3):
+            save_mask(tmp_path / "drawings" / kind / f"{n}.png")
+    assert not load(tmp_path / "drawings", validation=0).record["left_out"], "all are drawings"
+    nested = save_all(
+        tmp_path / "nested", [f"images/{c}/{n}{c}.jpg" for c in "abcd" for n in range(3)]
+    )
+    for c in "abcd":
+        for n in range(3):
+            save_mask(nested / "gt" / c / f"{n}{c}.png")
+    splits = load(nested, validation=0)
+    assert classes(splits.train) | classes(splits.test) == set("abcd")
+    assert {row["folder"] for row in splits.record["left_out"]} == {f"gt/{c}" for c in "abcd"}
+
+
+def test_copies_with_different_labels_come_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_all(tmp_path, [f"{c}/{n}{c}.png" for c in "abcd" for n in range(3)])
+    shutil.copy(tmp_path / "a" / "0a.png", tmp_path / "b" / "copy.png")
+    shutil.copy(tmp_path / "c" / "0c.png", tmp_path / "c" / "same.png")
+    with pytest.warns(UserWarning, match="both in train and in test"):
+        report = check(load_anyway(tmp_path))
+    assert [sorted(group) for group in report.conflicts] == [["a/0a.png", "b/copy.png"]]
+    assert len(report.duplicates) == 2
+    with pytest.raises(SystemExit), pytest.warns(UserWarning, match="both"):
+        main(["data", "check", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert "1 files have the same bytes and different labels" in lines[1]
+
+
+Rows = list[dict[str, str]]
+
+
+def table_rows(root: Path) -> Rows:
+    names = [f"pictures/{c}{n}.png" for c in "abcd" for n in range(3)]
+    save_all(root, names)
+    return [{"file": name, "class": Path(name).stem[0]} for name in names]
+
+
+def delimited(
+    delimiter: str, encoding: str, path: str = "file", label: str = "class"
+) -> Callable[[Path, Rows], Path]:
+    def write(root: Path, rows: Rows) -> Path:
+        lines = [delimiter.join([path, label]), *(delimiter.join(row.values()) for row in rows)]
+        (root / "t.csv").write_bytes("\r\n".join(lines).encode(encoding))
+        return root / "t.csv"
+
+    return write
+
+
+def json_lines(root: Path, rows: Rows) -> Path:
+    (root / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return root / "t.jsonl"
+
+
+def as_parquet(root: Path, rows: Rows) -> Path:
+    parquet.write_table(pyarrow.Table.from_pylist(rows), root / "t.parquet")
+    return root / "t.parquet"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        delimited(";", "utf-8"),
+        delimited("\t", "utf-16"),
+        delimited(",", "utf-8-sig", "Image Path", "Category"),
+        delimited(";", "utf-8", "filename", "target"),
+        json_lines,
+        as_parquet,
+    ],
+    ids=["semicolons", "UTF-16 tabs", "BOM", "synonyms", "JSON lines", "Parquet"],
+)
+def test_tables_as_programs_write_them(tmp_path: Path, write: Callable[[Path, Rows], Path]) -> None:
+    splits = load(write(tmp_path, table_rows(tmp_path)), validation=0)
+    assert classes(splits.train) | classes(splits.test) == set("abcd")
+    assert all(path.is_file() for path in splits.train.paths)
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    source = delimited(",", "utf-8", "photo", "species")(tmp_path, table_rows(tmp_path))
+    with pytest.raises(BadData, match=r"no column 'path' but photo, species; .*--path-column"):
+        load(source)
+    splits = load(source, path_column="photo", label_column="species", validation=0)
+    assert len(classes(splits.train)) == 2
+    with pytest.raises(BadData, match="no column 'kind' but photo, species"):
+        load(source, path_column="photo", label_column="kind")
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_metadata_of_hugging_face_folders(tmp_path: Path, split: bool) -> None:
+    for number, part in enumerate(("train", "test") if split else ("",)):
+        kinds = "abcd"[2 * number :][:2] if split else "abcd"
+        names = [f"{c}{n}.png" for c in kinds for n in range(3)]
+        save_all(tmp_path / part, names)
+        rows = [f"{name},{name[0]}" for name in names]
+        (tmp_path / part / "metadata.csv").write_text("file_name,label\n" + "\n".join(rows))
+    splits = load(tmp_path, validation=0)
+    assert splits.record["layout"] == "metadata with labels"
+    assert classes(splits.train) | classes(splits.test) == set("abcd")
+    if split:
+        assert classes(splits.test) == {"c", "d"}
+
+
+def test_metadata_without_labels_changes_nothing(tmp_path: Path) -> None:
+    save_all(tmp_path, [f"{c}/{n}{c}.png" for c in "abcd" for n in range(2)])
+    (tmp_path / "metadata.csv").write_text("file_name,text\na/0a.png,a bird\n")
+    assert load(tmp_path, validation=0).record["layout"] == "a folder for each class"
+
+
+def test_heic_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heif = pytest.importorskip("pillow_heif")
+    path = tmp_path / "phone.heic"
+    image = heif.from_pillow(Image.new("RGB", (32, 24), (200, 30, 30)))
+    image.save(path)
+    assert read_image(path).size == (32, 24)
+    monkeypatch.setattr("cbml.data.decode._register_heif", lambda: False)
+    with pytest.raises(BadData, match=r"phone.heic: HEIC needs an extra: .*cbml\[heic\]"):
+        read_image(path)
+
+
+def test_check_never_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stray = save_all(
+        tmp_path / "stray", [f"{c}/{n}{c}.png" for c in "ab" for n in range(2)] + ["x.png"]
+    )
+    (tmp_path / "empty").mkdir()
+    table = tmp_path / "t.csv"
+    table.write_text("path,label\nnowhere.png,a\n")
+    for source, problem in [
+        (stray, "holds 1 images beside class folders"),
+        (tmp_path / "empty", "no images found"),
+        (table, "1 of 1 files are missing: row 1"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main(["data", "check", str(source)])
+        assert not ended.value.code
+        shown = capsys.readouterr().out
+        assert problem in shown
+        assert f"next:  cbml train {source}" in shown
+
+
+def test_what_a_benchmark_lacks_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.data import layouts
+
+    root = layouts.cub_official(tmp_path / "cub", dict.fromkeys(layouts.CUB_CLASSES, 2))
+    for path in (root / "images" / "003.Sooty_Albatross").iterdir():
+        path.unlink()
+    with pytest.raises(BadData, match="is not the whole dataset"):
+        load(root)
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "check", str(root)])
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert "1 classes lack images\n    003.Sooty_Albatross: 0 of 2 images" in shown
+
+
+def test_a_folder_that_resembles_a_benchmark_is_read_as_a_folder(tmp_path: Path) -> None:
+    names = ["001.Black_footed_Albatross", "002.Laysan_Albatross", "003.Sooty_Albatross", "Mine"]
+    save_all(tmp_path, [f"{name}/{n}{name}.png" for name in names for n in range(2)])
+    splits = load(tmp_path, validation=0)
+    assert splits.record["dataset"] == "folder"
+    assert "3 of 200 classes of Caltech-UCSD Birds-200-2011 are here; --as cub" in notes(splits)
+    assert load(tmp_path, "cub", allow_partial=True, validation=0).record["dataset"] == "cub"
+    with pytest.raises(BadData, match="--as folder"):
+        load(tmp_path, "cub", split="classes", allow_partial=True)
+
+
+def make_special(folder: Path) -> set[str]:
+    """A FIFO, a socket, links that loop, dangle and lead to a device or a folder, all as images."""
+    os.mkfifo(folder / "fifo.png")
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(folder / "socket.png"))
+    (folder / "loop.png").symlink_to("loop.png")
+    (folder / "dangling.png").symlink_to("nowhere.png")
+    (folder / "device.png").symlink_to("/dev/zero")
+    return {"fifo.png", "socket.png", "loop.png", "dangling.png", "device.png"}
+
+
+@pytest.mark.timeout(60)
+def test_only_regular_files_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    save_all(Path("set"), [f"{c}/{n}{c}.png" for c in "abcd" for n in range(3)])
+    special = make_special(Path("set/a"))
+    report = check(load(Path("set"), validation=0))
+    assert {Path(path).name for path, _ in report.bad} == special
+    reasons = {Path(path).name: reason for path, reason in report.bad}
+    assert "a named pipe, not a regular file" in reasons["fifo.png"]
+    assert "a device" in reasons["device.png"]
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "check", "set", "--bad", "bad_images.csv"])
+    assert not ended.value.code
+    assert special <= {
+        Path(line.split(",")[0]).name for line in Path("bad_images.csv").read_text().splitlines()
+    }
+    for name in ("images.tgz", "t.csv", "images.txt"):
+        os.mkfifo(name)
+    with pytest.raises(BadData, match="neither a folder nor an archive"):
+        load(Path("images.tgz"))
+    with pytest.raises(BadData, match="no such table"):
+        load(Path("t.csv"))
+    (Path("birds") / "images").mkdir(parents=True)
+    os.mkfifo("birds/images.txt")
+    Path("birds/image_class_labels.txt").write_text("1 1\n")
+    with pytest.raises(BadData, match="a named pipe"):
+        load(Path("birds"))
+
+
+def test_long_names_and_folders_for_files(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no such folder"):
+        load("x" * 5_000)
+    with pytest.raises(BadData, match="no such table"):
+        load("x" * 5_000 + ".csv")
+    (tmp_path / "t.csv").write_text(f"path,label\n{'x' * 5_000}.png,a\n")
+    with pytest.raises(BadData, match="1 of 1 files are missing") as caught:
+        load(tmp_path / "t.csv")
+    assert len(str(caught.value)) < 600
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(BadData, match="no such table"):
+        datasets.table(tmp_path / "folder.csv")
+    (tmp_path / "cub" / "images.txt").mkdir(parents=True)
+    (tmp_path / "cub" / "image_class_labels.txt").mkdir()
+    with pytest.raises(BadData, match="a folder, not a regular file"):
+        load(tmp_path / "cub")
+
+
+def test_train_reads_folders_as_check_does(tmp_path: Path) -> None:
+    from cbml.runs import RunConfig
+    from cbml.runs.build import load_splits
+
+    pets(tmp_path / "pets")
+    named = load_splits(RunConfig({"source": str(tmp_path / "pets"), "label_from": "auto"}))
+    assert "pug" in classes(named.train) | classes(named.validation) | classes(named.test)
+    grocery(tmp_path / "grocery")
+    config = RunConfig({"source": str(tmp_path / "grocery"), "split": "classes"})
+    assert load_splits(config).record["scores_for"] == "unseen classes"
+    assert load_splits(config.replace(data={"split": "stated"})).record["shared_classes"] == 4

@@ -1,0 +1,323 @@
+"""Tokens, origins, updates while serving, replaced files, uploads that must not starve searches."""
+
+import concurrent.futures
+import io
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from cbml.errors import BadData, DamagedFile, FolderInUse
+from cbml.files import locked
+from cbml.gallery import Gallery, remove_images, write_near_duplicates
+from cbml.gallery import service as service_module
+from cbml.gallery.decoding import DecodingFailed, ImageDecoder
+from cbml.gallery.middleware import is_loopback
+from cbml.gallery.service import make_app
+from tests.gallery import small
+from tests.gallery.asgi import Client
+from tests.gallery.asking import API, message, upload
+
+TOKEN = "a token of this test"
+
+
+def test_a_token_is_asked_for(gallery: Gallery) -> None:
+    with Client(make_app(gallery, hosts={"localhost"}, token=TOKEN)) as client:
+        for path in (f"{API}/info", f"{API}/images/0/thumbnail", "/metrics", "/nothing"):
+            answer = client.get(path)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+            message(answer)
+        for given in ("", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN):
+            headers = {"authorization": given}
+            assert client.get(f"{API}/info", headers=headers).status_code == 401
+        good = {"authorization": f"Bearer {TOKEN}"}
+        assert client.get(f"{API}/info", headers=good).status_code == 200
+        assert client.get("/").status_code == 200
+        assert client.get("/app.js").status_code == 200
+        assert client.get("/health").json() == {"status": "ok"}, "no numbers for strangers"
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost", 200),
+        ("https://localhost", 200),
+        ("http://localhost:81", 403),
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("file://", 403),
+    ],
+)
+def test_origins_are_checked(client: Client, origin: str, status: int) -> None:
+    assert client.get(f"{API}/info", headers={"origin": origin}).status_code == status
+
+
+def test_which_addresses_only_this_machine_reaches() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.0.1", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org", "")))
+
+
+def test_a_gallery_brought_up_to_date_is_picked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "LOOK_EVERY", -1.0)
+    files, target = small.images(tmp_path / "p"), tmp_path / "g"
+    small.built(files, target)
+    with Client(make_app(Gallery(target), hosts={"localhost"})) as client:
+        before = client.get(f"{API}/info").json()["images"]
+        small.save(files / "class 1" / "new.png", 777)
+        small.built(files, target)
+        assert client.get(f"{API}/info").json()["images"] == before + 1
+        assert client.get(f"{API}/images/{before}/search?k=3").status_code == 200
+        (target / "manifest.json").write_text("{}")  # damaged: the last good one is served
+        assert client.get(f"{API}/info").json()["images"] == before + 1
+
+
+def test_a_replaced_file_is_not_shown_under_the_old_name(tmp_path: Path) -> None:
+    files, target = small.images(tmp_path / "p"), tmp_path / "g"
+    small.built(files, target)
+    with Gallery(target) as opened, Client(make_app(opened, hosts={"localhost"})) as client:
+        first = opened.images[3]
+        assert client.get(f"{API}/images/{first.id}/image").status_code == 200
+        small.save(Path(first.path), 4711)
+        answer = client.get(f"{API}/images/{first.id}/thumbnail?size=96")
+        assert answer.status_code == 404
+        assert "has changed since it was indexed" in message(answer)
+        Path(opened.images[4].path).touch()  # another time, the same content
+        assert client.get(f"{API}/images/{opened.images[4].id}/thumbnail").status_code == 200
+
+
+def test_confusions_and_differences(client: Client, gallery: Gallery, lone: Client) -> None:
+    found = client.get(f"{API}/confusions?limit=500").json()
+    expected: dict[tuple[str, str], int] = {}
+    for image in gallery.images:
+        if image.label is None:
+            continue
+        nearest = gallery.search(gallery.image_query(image.id)).results[0]
+        if nearest.label not in (None, image.label):
+            pair = image.label, str(nearest.label)
+            expected[pair] = expected.get(pair, 0) + 1
+    pairs = {(one["label"], one["taken_for"]): one["count"] for one in found["confusions"]}
+    assert pairs == expected
+    assert found["errors"] == sum(expected.values())
+    counts = [one["count"] for one in found["confusions"]]
+    assert counts == sorted(counts, reverse=True)
+    images = client.get(f"{API}/differences").json()["images"]
+    gains = [abs(one["average_precision"] - one["other_average_precision"]) for one in images]
+    assert gains == sorted(gains, reverse=True)
+    assert gains
+    assert lone.get(f"{API}/differences").status_code == 404
+
+
+def test_labels_match_in_any_case(client: Client) -> None:
+    answer = client.get(f"{API}/images", params={"label": "CLASS 1"}).json()
+    assert answer["total"] == small.EACH
+
+
+def large_png(side: int = 8000) -> bytes:
+    output = io.BytesIO()
+    Image.new("RGB", (side, side), "red").save(output, format="PNG", compress_level=1)
+    return output.getvalue()
+
+
+def test_a_decoder_that_takes_too_long_is_ended_and_replaced() -> None:
+    preprocessing = [small.model().describe()["preprocessing"]]
+    decoder = ImageDecoder(processes=1, seconds=60)
+    try:
+        decoder.warm_up()
+        small_png = io.BytesIO()
+        small.draw(1).save(small_png, format="PNG")
+        first = decoder.decode(small_png.getvalue(), preprocessing)
+        decoder.seconds = 0.05
+        with pytest.raises(DecodingFailed, match="longer than") as failure:
+            decoder.decode(large_png(), preprocessing)
+        assert failure.value.too_slow
+        decoder.seconds = 60
+        again = decoder.decode(small_png.getvalue(), preprocessing)
+        assert np.array_equal(first.framed[0], again.framed[0])
+        with pytest.raises(DecodingFailed, match="not an image"):
+            decoder.decode(b"<html>", preprocessing)
+    finally:
+        decoder.close()
+
+
+def test_large_uploads_do_not_starve_searches(gallery_folder: Path) -> None:
+    body = large_png()
+    with small.server(gallery_folder) as (_, port):
+        base = f"http://127.0.0.1:{port}{API}"
+        headers = {"content-type": "image/png"}
+
+        def send(_: int) -> int:
+            with httpx.Client(timeout=120, trust_env=False) as client:
+                return client.post(f"{base}/search?k=3", content=body, headers=headers).status_code
+
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            sent = [pool.submit(send, number) for number in range(12)]
+            time.sleep(0.3)
+            slowest = 0.0
+            with httpx.Client(timeout=60, trust_env=False) as client:
+                while not all(one.done() for one in sent):
+                    start = time.monotonic()
+                    assert client.get(f"{base}/images/1/search?k=5").status_code == 200
+                    slowest = max(slowest, time.monotonic() - start)
+                    time.sleep(0.1)
+            codes = [one.result() for one in sent]  # a reset would raise here
+    assert set(codes) <= {200, 429}
+    assert codes.count(200) >= 8
+    assert slowest < 1.0, f"an ordinary search took {slowest:.1f} s"
+
+
+def test_idle_connections_do_not_take_the_service_away(gallery_folder: Path) -> None:
+    with small.server(gallery_folder) as (_, port):
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(300)]
+        try:
+            with httpx.Client(timeout=5, trust_env=False) as client:
+                for _ in range(5):
+                    assert client.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        finally:
+            for connection in idle:
+                connection.close()
+
+
+INDEX = """
+import sys
+from pathlib import Path
+from cbml.errors import FolderInUse
+from tests.gallery import small
+sys.stdin.readline()
+try:
+    small.built(Path(sys.argv[1]), Path(sys.argv[2]))
+except FolderInUse as refusal:
+    sys.exit(f"refused: {refusal}")
+"""
+
+
+def index_twice(files: Path, target: Path) -> list[int]:
+    root = Path(__file__).parent.parent.parent
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", INDEX, str(files), str(target)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=root,
+        )
+        for _ in range(2)
+    ]
+    ends = [child.communicate(b"go\n") for child in children]
+    codes = [child.returncode for child in children]
+    for code, (_, errors) in zip(codes, ends, strict=True):
+        assert code == 0 or b"refused" in errors, errors
+    return codes
+
+
+@pytest.mark.parametrize("pairs", [1, pytest.param(100, marks=pytest.mark.slow)])
+def test_two_builds_at_once_lose_nothing(tmp_path: Path, pairs: int) -> None:
+    files = small.images(tmp_path / "p")
+    for number in range(pairs):
+        target = tmp_path / f"g{number}"
+        assert 0 in index_twice(files, target)
+        with Gallery(target) as opened:
+            assert len(opened) == len(opened.store) == small.CLASSES * small.EACH + 1
+
+
+def test_a_second_build_is_refused(tmp_path: Path) -> None:
+    files = small.images(tmp_path / "p")
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locked(tmp_path / "g"):
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    try:
+        with pytest.raises(FolderInUse, match="another process is writing here"):
+            small.built(files, tmp_path / "g")
+    finally:
+        done.set()
+        thread.join()
+
+
+def open_beside_a_writer(tmp_path: Path, times: int) -> None:
+    files, target = small.images(tmp_path / "p"), tmp_path / "g"
+    small.built(files, target)
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            small.save(files / "class 1" / "new.png", 1000 + number)
+            small.built(files, target)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(times):
+            with Gallery(target) as opened:
+                assert len(opened.store) == len(opened)
+    finally:
+        stop.set()
+        writer.join()
+
+
+@pytest.mark.parametrize("times", [40, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_gallery_is_opened_beside_a_writer(tmp_path: Path, times: int) -> None:
+    open_beside_a_writer(tmp_path, times)
+
+
+def test_images_are_removed_by_name(tmp_path: Path) -> None:
+    files, target = small.images(tmp_path / "p"), tmp_path / "g"
+    small.built(files, target)
+    done = remove_images(target, ["class 1/0.png", "alone.png"])
+    assert (done.removed, done.images) == (2, small.CLASSES * small.EACH - 1)
+    with Gallery(target) as opened:
+        assert "class 1/0.png" not in {image.name for image in opened.images}
+    with pytest.raises(BadData, match="no image of this name"):
+        remove_images(target, ["nowhere.png"])
+
+
+def test_near_duplicates_as_a_table(tmp_path: Path) -> None:
+    files, target = small.images(tmp_path / "p"), tmp_path / "g"
+    small.draw(201, (120, 90)).save(files / "class 3" / "copy.png")
+    small.built(files, target)
+    assert write_near_duplicates(tmp_path / "t.csv", target) == 1
+    rows = (tmp_path / "t.csv").read_text().splitlines()
+    assert len(rows) == 3
+    assert {row.split(",")[2] for row in rows[1:]} == {"class 2/1.png", "class 3/copy.png"}
+
+
+def test_what_is_no_gallery_is_told_apart(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    small.model().save(run / "model")
+    (run / "run.json").write_text("{}")
+    for folder in (run, run / "model"):
+        with pytest.raises(BadData, match=r"not a gallery; make a gallery with it:  cbml index"):
+            Gallery(folder)
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "manifest.json").write_text('{"kind": "cbml gallery 1"}')
+    with pytest.raises(DamagedFile, match=r"earlier version; delete the folder and make it again"):
+        Gallery(old)
+
+
+def test_uploads_beyond_their_number_hear_of_it(gallery: Gallery) -> None:
+    from cbml.gallery.uploads import Uploads
+
+    full = Uploads(at_once=1)
+    with Client(make_app(gallery, hosts={"localhost"}, uploads=full)) as client:
+        full.taken = 1
+        answer = upload(client, large_png(100))
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        full.taken = 0
+        assert upload(client, large_png(100)).status_code == 200

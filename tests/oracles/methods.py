@@ -1,0 +1,110 @@
+"""The formulas of methods once more, literally, in plain loops over lists of numbers."""
+
+from math import dist, exp, floor
+
+from tests.oracles.baselines import Matrix, cosines, dot, mean, softplus
+
+Pair = tuple[int, int]
+
+
+def hard_contrastive(x: Matrix, y: list[int], margin: float, factor: float, share: float) -> float:
+    """One level of HDC that chooses by its own losses."""
+    pull, push = hdc_losses(x, y, margin, factor)
+    return hdc_mean(top(pull, share), top(push, share))
+
+
+def hdc_losses(
+    x: Matrix, y: list[int], margin: float, factor: float
+) -> tuple[dict[Pair, float], dict[Pair, float]]:
+    pull, push = {}, {}
+    for i in range(len(x)):
+        for j in range(len(x)):
+            square = dist(x[i], x[j]) ** 2
+            if y[i] != y[j]:
+                push[i, j] = factor * max(0.0, margin - square)
+            elif i < j and square > 0:
+                pull[i, j] = square
+    return pull, push
+
+
+def top(losses: dict[Pair, float], share: float) -> dict[Pair, float]:
+    """The largest of them."""
+    order = sorted(losses, key=lambda pair: -losses[pair])
+    return {pair: losses[pair] for pair in order[: floor(share * len(losses) + 1e-6)]}
+
+
+def hdc_mean(pull: dict[Pair, float], push: dict[Pair, float]) -> float:
+    kept = [*pull.values(), *push.values()]
+    active = [loss for loss in kept if loss > 0]
+    return sum(kept) / len(active) if active else 0.0
+
+
+def nested_hdc(
+    levels: list[Matrix], y: list[int], margin: float, factor: float, shares: list[float]
+) -> float:
+    """The cascade of the paper: a level passes its hardest pairs on to the next."""
+    total = 0.0
+    pull_pairs: set[Pair] | None = None
+    push_pairs: set[Pair] | None = None
+    for number, x in enumerate(levels):
+        pull, push = hdc_losses(x, y, margin, factor)
+        if pull_pairs is None or push_pairs is None:
+            pull, push = top(pull, shares[0]), top(push, shares[0])
+        else:
+            pull = {pair: pull[pair] for pair in pull if pair in pull_pairs}
+            push = {pair: push[pair] for pair in push if pair in push_pairs}
+        total += hdc_mean(pull, push)
+        if number + 1 < len(levels):
+            pull_pairs = set(top(pull, shares[number + 1]))
+            push_pairs = set(top(push, shares[number + 1]))
+    return total
+
+
+def cosine_contrastive(x: Matrix, y: list[int], threshold: float) -> float:
+    """The pair loss of HORDE."""
+    s = cosines(x, x)
+    pairs = [(i, j) for i in range(len(x)) for j in range(len(x)) if i != j]
+    pull = [(s[i][j] - 1.0) ** 2 / 2.0 for i, j in pairs if y[i] == y[j]]
+    push = [s[i][j] - threshold for i, j in pairs if y[i] != y[j] and s[i][j] > threshold]
+    return mean(pull) + mean(push) / 2.0
+
+
+def moment(places: Matrix, projections: list[Matrix], order: int) -> list[float]:
+    """The mean over places of the products of as many projections as the order says."""
+    total = [0.0] * len(projections[0])
+    for place in places:
+        for unit in range(len(total)):
+            product = 1.0
+            for projection in projections[:order]:
+                product *= dot(projection[unit], place)
+            total[unit] += product / len(places)
+    return total
+
+
+def bier(
+    learners: list[Matrix], y: list[int], form: str, eta: float | None = None, cost: float = 25.0
+) -> list[float]:
+    """The loss of each learner of BIER, with α = 2 and β = 0.5."""
+    eta = {"simple": 0.06, "gradient": 1.0}[form] if eta is None else eta
+    count = len(y)
+    same = sum(y[i] == y[j] for i in range(count) for j in range(count))
+    found = [0.0] * len(learners)
+    for i in range(count):
+        for j in range(count):
+            if i == j:
+                continue
+            alike = y[i] == y[j]
+            sign, share = (1.0, 1.0 / same) if alike else (-cost, 1.0 / (count**2 - same))
+            weight, score = 1.0, 0.5 if form == "simple" else 0.0
+            for number, x in enumerate(learners, start=1):
+                similarity = dot(x[i], x[j])
+                margin = 2.0 * (similarity - 0.5) * sign
+                found[number - 1] += share * weight * softplus(-margin)
+                if form == "simple":
+                    score += eta * margin
+                    weight = (1.0 if alike else 2.0) / (1.0 + exp(score))
+                else:
+                    step = 2.0 / (number + 1.0)
+                    score = (1.0 - step) * score + step * eta * similarity
+                    weight = 1.0 / (1.0 + exp(2.0 * (score - 0.5) * sign))
+    return found

@@ -1,0 +1,92 @@
+"""The public names exist, say what they take, and nothing else is public by accident."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+from types import ModuleType
+
+import pytest
+
+import cbml
+from tests.package.test_imports import FOUNDATION
+
+# The front doors: what they export is public, everything behind them is not.
+MODULES = ["cbml"] + [
+    module.name
+    for module in pkgutil.iter_modules(cbml.__path__, prefix="cbml.")
+    if module.ispkg or module.name.split(".")[1] in FOUNDATION
+]
+# What users import from: inner modules need a first line, not a list of arguments.
+FRONT_DOORS = [name for name in MODULES if name.count(".") < 2 and name != "cbml.cli"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_is_the_list_of_public_names(name: str) -> None:
+    module = importlib.import_module(name)
+    exported = module.__all__
+    assert len(set(exported)) == len(exported)
+    for public in exported:
+        assert getattr(module, public) is not None
+    for public, thing in vars(module).items():
+        defined_here = getattr(thing, "__module__", None) == name
+        if defined_here and not public.startswith("_") and inspect.isroutine(thing):
+            assert public in exported, f"{name}.{public}: in __all__, or with a leading underscore"
+
+
+def test_the_front_door_opens_to_every_name() -> None:
+    assert sorted(cbml.__all__) == cbml.__all__
+    assert set(cbml.__all__) <= set(dir(cbml))
+    with pytest.raises(AttributeError, match="CBMLLos"):
+        cbml.CBMLLos  # noqa: B018
+
+
+def public_callables() -> list[tuple[str, object]]:
+    """Functions, classes and methods that users can reach, once each."""
+    found: dict[str, object] = {}
+    for name in FRONT_DOORS:
+        module = importlib.import_module(name)
+        for public in module.__all__:
+            add_callables(found, module, public)
+    return sorted(found.items())
+
+
+def add_callables(found: dict[str, object], module: ModuleType, public: str) -> None:
+    thing = getattr(module, public)
+    if not (inspect.isclass(thing) or inspect.isfunction(thing)):
+        return
+    if not thing.__module__.startswith("cbml"):
+        return
+    found[f"{thing.__module__}.{thing.__qualname__}"] = thing
+    if inspect.isclass(thing):
+        for name, member in vars(thing).items():
+            function = getattr(member, "__func__", member)
+            if not name.startswith("_") and inspect.isfunction(function) and function.__doc__:
+                found[f"{thing.__module__}.{function.__qualname__}"] = function
+
+
+def is_protocol(thing: type) -> bool:
+    """Whether it only describes what others must offer; such a class is never called itself."""
+    return bool(getattr(thing, "_is_protocol", False))
+
+
+def documented_arguments(docstring: str) -> list[str]:
+    """The names under `Args:`, in their order."""
+    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", docstring, re.MULTILINE | re.DOTALL)
+    if section is None:
+        return []
+    return re.findall(r"^    (\w+):", section.group(1), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "thing"), public_callables(), ids=lambda value: str(value)[:80])
+def test_docstring_arguments_equal_the_signature(name: str, thing: object) -> None:
+    docstring = inspect.getdoc(thing)
+    assert docstring, f"{name} has no docstring"
+    if inspect.isclass(thing) and (issubclass(thing, BaseException) or is_protocol(thing)):
+        return
+    expected = [
+        parameter
+        for parameter in inspect.signature(thing).parameters  # type: ignore[arg-type]
+        if parameter not in {"self", "cls"}
+    ]
+    assert documented_arguments(docstring) == expected

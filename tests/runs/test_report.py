@@ -1,0 +1,117 @@
+"""report.html says what the records say, shows unseen classes, and is text whatever the labels."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbml.data import ImageDataset, Splits
+from cbml.models import Embedder, find_backbone
+from cbml.report import Distribution, QueryTiles, Tile, line_chart, neighbor_tile, write_run_page
+from cbml.runs.report import report_run
+from cbml.training import Run, read_metrics, read_record, update_record
+from cbml.training.runs import Records
+from tests.training.small import make_images
+
+NASTY = '<script>alert("1")</script>'
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of three steps, as its records tell it."""
+    records = Records(Run(tmp_path / "a run"), writes=True)
+    records.note(
+        {
+            "best_step": 3,
+            "steps_done": 3,
+            "config": {"data": {"source": NASTY}},
+            "test_evaluations": 0,
+        }
+    )
+    records.add({"step": 0, "validation": {"recall@1": 0.25, "map@r": 0.125, "recall@10": 0.5}})
+    for step in (1, 2, 3):
+        terms = {"positive": 1.5, "negative": 0.25, "variance": 0.0625}
+        records.add({"step": step, "loss": 2.0 / step, **terms})
+    records.add({"step": 3, "validation": {"recall@1": 0.75, "map@r": 0.5, "recall@10": 1.0}})
+    return tmp_path / "a run"
+
+
+def written(run: Path, **shown: Any) -> str:
+    write_run_page(run / "report.html", read_record(run), read_metrics(run), **shown)
+    return (run / "report.html").read_text()
+
+
+def test_scores_curves_and_queries(run: Path) -> None:
+    rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]], dtype=np.float32)
+    shown = Distribution.of("unseen ones", rows, np.array([0, 0, 1]))
+    assert shown.means == pytest.approx((1.0, 0.6))
+    assert sum(shown.positive) == pytest.approx(1.0)
+    found = [
+        neighbor_tile("data:1", "swan", 0.9, True),
+        neighbor_tile("data:2", NASTY, 0.8, False),
+    ]
+    queries = [("Worst queries", [QueryTiles(Tile("data:q", "swan", "query", "query"), found)])]
+    page = written(run, distributions=[shown], queries=queries)
+    cells = re.findall(
+        r"<tr><th>(?:<abbr[^>]*>)?([^<]+)(?:</abbr>)?</th><td>([^<]+)</td><td>([^<]+)</td></tr>",
+        page,
+    )
+    assert cells == [
+        ("Recall@1", "25.0", "75.0"),
+        ("Recall@10", "50.0", "100.0"),
+        ("MAP@R", "12.5", "50.0"),
+    ]
+    for title in ("L, the loss", "L_P, positive", "L_N, negative", "L_2, variance"):
+        assert title in page
+    assert len(re.findall(r'class="tile relevant"', page)) == 1
+    assert len(re.findall(r'class="tile irrelevant"', page)) == 1
+    assert "same class, mean 1.00" in page
+    assert "Worst queries" in page
+    assert NASTY not in page
+    assert "Alarms" not in page
+    assert "Test evaluations so far: 0" in page
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-12, 1.0, 1e12])
+def test_a_line_of_any_size_is_drawn(size: float) -> None:
+    chart = line_chart("L_N", [(0, size), (1, 2 * size), (2, 3 * size)])
+    low, middle, high = (float(pair.split(",")[1]) for pair in _points(chart).split())
+    assert low > middle > high, "higher numbers stand higher up"
+
+
+def _points(chart: str) -> str:
+    (found,) = re.findall('points="([^"]+)"', chart)
+    return str(found)
+
+
+def test_alarms_are_shown(run: Path) -> None:
+    records = Records(Run(run, resume=True), writes=True)
+    records.add({"step": 2, "skipped": f"step 2: the loss is nan; the batch: {NASTY}"})
+    records.add({"step": 3, "collapse": "collapse at step 3: all similarities are above 0.99"})
+    page = written(run)
+    assert "the loss is nan" in page
+    assert "collapse at step 3" in page
+    assert NASTY not in page
+
+
+def test_the_test_classes_are_shown_only_when_they_were_looked_at(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+    images: ImageDataset = make_images(tmp_path / "images")
+    train, held, test = (images.of_classes(np.array(pair)) for pair in ([0, 1], [2, 3], [4, 5]))
+    splits = Splits(train=train, validation=held, test=test)
+    preprocessing = find_backbone("conv4").preprocessing.with_crop(16)
+    model = Embedder("conv4", dim=8, preprocessing=preprocessing)
+    titles = ["training classes", "unseen classes, held out"]
+    for looks in (0, 1):
+        record = {"best_step": 3, "test_evaluations": looks}
+        update_record(run, record)
+        report_run(run, model, splits)
+        page = (run / "report.html").read_text()
+        expected = titles + ["unseen classes, test"] * looks
+        assert re.findall(r"<figcaption>((?:training|unseen)[^<]*?) <span", page) == expected
+        assert f"Worst queries among {expected[-1]}" in page
+        assert page.count('class="tile query"') == 4, "one of each class, best and worst"

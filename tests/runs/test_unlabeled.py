@@ -1,0 +1,205 @@
+"""`cbml train --labels none` from the words of the command line to the files of the run."""
+
+import csv
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from cbml.cli import main
+from cbml.data import ImageDataset
+from cbml.methods import METHODS
+from cbml.models import Embedder
+from cbml.runs import RunConfig, training_splits
+from cbml.training import read_metrics, read_record
+
+SMALL = [
+    *("--backbone", "conv4", "--crop", "16", "--steps", "8"),
+    *("--set", "dim=8", "--set", "batch_range=12-20", "--set", "samples_per_class=2"),
+    *("--set", "bad_limit=0.2"),
+]
+
+# What a method needs to learn from so few images.
+OPTIONS = {
+    "mom": [
+        *("--set", "method.neighbors=5", "--set", "method.positive_list=5"),
+        *("--set", "method.negative_list=12"),
+    ]
+}
+
+
+def unlabeled(source: str) -> RunConfig:
+    return RunConfig({"source": source, "labels": "none"})
+
+
+def run(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return int(end.value.code or 0)
+
+
+@pytest.fixture
+def flat(images: ImageDataset, tmp_path: Path) -> Path:
+    """Images without any order, some below, and one that cannot be read."""
+    root = tmp_path / "my_images"
+    (root / "2026" / "summer").mkdir(parents=True)
+    for number, path in enumerate(images.paths):
+        shutil.copy(path, root / ("2026/summer" if number % 3 else ".") / path.name)
+    (root / "0-3a.png").write_bytes(b"no image")
+    return root
+
+
+@pytest.fixture
+def labeled(images: ImageDataset, tmp_path: Path) -> Path:
+    root = tmp_path / "labeled"
+    for number in range(2):
+        for path in images.paths:
+            target = root / f"{number}{path.name.partition('-')[0]}" / path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes() + bytes(number))
+    return root
+
+
+def test_a_folder_of_images_is_all_it_takes(
+    flat: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["train", str(flat), "--labels", "none", *SMALL, "--out", str(out), "--json"]
+    assert run(words) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["best_step"] is None, "nothing chooses a model"
+    assert "clusters alive of 10" in printed.err
+    record = read_record(out)
+    assert record["clusters"] == 10, "a quarter of the 42 readable images"
+    assert "mining_margin=None" in record["loss"]
+    refreshes = [line["plan"] for line in read_metrics(out) if "plan" in line]
+    assert len(refreshes) == len({line["epoch"] for line in read_metrics(out)}) >= 2
+    assert not [name for facts in refreshes for name in facts if name == "study"]
+    rows = list(csv.DictReader((out / "clusters.csv").read_text().splitlines()))
+    assert len(rows) == 43
+    assert {int(row["cluster"]) for row in rows} <= set(range(10))
+    listed = list(csv.DictReader((out / "bad_images.csv").read_text().splitlines()))
+    assert [os.path.basename(row["path"]) for row in listed] == ["0-3a.png"]
+    assert "<svg" in (out / "report.html").read_text()
+    last = Embedder.load(out / "model")
+    assert last.dim == 8
+
+
+def test_a_stopped_run_goes_on_by_its_folder(flat: Path, tmp_path: Path) -> None:
+    words = ["train", str(flat), "--labels", "none", *SMALL, "--parameters", "from-data"]
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    assert run([*words, "--out", str(whole)]) == 0
+    assert run([*words, "--out", str(part), "--steps", "5"]) == 0
+    killed = tmp_path / "killed"  # before its first checkpoint
+    shutil.copytree(part, killed)
+    shutil.rmtree(killed / "checkpoints")
+    for out in (part, killed):
+        assert run(["train", "--resume", str(out), "--steps", "8"]) == 0
+    first, *others = (Embedder.load(out / "model").state_dict() for out in (whole, part, killed))
+    for other in others:
+        assert all(torch.equal(value, other[name]) for name, value in first.items())
+    options = [line["plan"]["options"] for line in read_metrics(whole) if "plan" in line]
+    assert len({str(one) for one in options}) == len(options) >= 2, "estimated at each clustering"
+
+
+def test_study_looks_at_labels_and_training_does_not(labeled: Path, tmp_path: Path) -> None:
+    words = ["train", str(labeled), "--labels", "none", *SMALL, "--set", "study=true"]
+    assert run([*words, "--out", str(tmp_path / "a"), "--set", "validation=0.4"]) == 0
+    found = [line["plan"]["study"] for line in read_metrics(tmp_path / "a") if "plan" in line]
+    assert all(0.0 <= scores["nmi"] <= 1.0 for scores in found)
+    assert all(0.0 <= scores["held-out recall@1"] <= 1.0 for scores in found)
+    assert read_record(tmp_path / "a")["study"].keys() == found[0].keys()
+    assert read_record(tmp_path / "a")["best_step"] is None
+
+
+def test_labels_of_folders_are_not_even_read(labeled: Path, tmp_path: Path) -> None:
+    splits = training_splits(unlabeled(str(labeled)))
+    assert splits.train.labels is None
+    assert len(splits.train) == 84, "nothing is held out"
+    stated = tmp_path / "stated"
+    for place, folder in enumerate(sorted(labeled.iterdir())):
+        shutil.copytree(folder, stated / ("train", "test")[place % 2] / folder.name)
+    assert len(training_splits(unlabeled(str(stated))).train) == 42, "never the test"
+    emoji = training_splits(unlabeled("emoji"))
+    assert emoji.train.labels is None
+    assert emoji.test is not None
+
+
+def test_every_image_can_be_a_class_of_its_own(flat: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["train", str(flat), "--labels", "each", "--loss", "tuplet_margin", *SMALL]
+    assert run([*words, "--set", "loss.margin=0", "--out", str(out)]) == 0
+    assert not [line for line in read_metrics(out) if "plan" in line]
+    assert read_record(out)["sampler"]["samples_per_class"] == 2
+
+
+@pytest.mark.parametrize("name", [name for name, row in METHODS.items() if row.labels != "known"])
+def test_every_method_without_labels_is_chosen_by_its_name(
+    name: str, flat: Path, tmp_path: Path
+) -> None:
+    entry, out = METHODS[name], tmp_path / "run"
+    words = ["train", str(flat), "--labels", entry.labels, *SMALL, "--out", str(out)]
+    if name != "pseudo_labels":
+        words += ["--method", name, *OPTIONS.get(name, [])]
+    assert run(words) == 0
+    record = read_record(out)
+    assert record["method"] == entry.load().__name__
+    for section, fields in entry.defaults.items():
+        for field, value in fields.items():
+            if field not in ("batch_range", "samples_per_class", "dim"):  # SMALL says otherwise
+                assert record["config"][section][field] == value
+    assert run(["train", "--resume", str(out), "--steps", "9"]) == 0
+
+
+def test_cross_entropy_on_the_clusters(
+    flat: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["train", str(flat), "--labels", "none", "--loss", "normalized_softmax", *SMALL]
+    assert run([*words, "--clusters", "5", "--out", str(out)]) == 0
+    assert read_record(out)["clusters"] == 5
+    assert "the last model is kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--set", "batch_range=many"], 2, "write 100, or 80-200"),
+        (["--clusters", "1000"], 3, "between 2 and the 42 readable images"),
+        (["--loss", "proxy_anchor", "--parameters", "from-data"], 2, "only the loss cbml"),
+        (["--set", "bad_limit=0"], 3, "cannot be read"),
+        (["--test"], 3, "has no test images"),
+        (["--labels", "each", "--clusters", "5"], 2, "only with labels=none"),
+        (["--method", "nce"], 2, "--method nce: learns with --labels each, not none"),
+        (["--labels", "known", "--method", "nce"], 2, "learns with --labels each, not known"),
+        (["--labels", "known", "--method", "pseudo_labels"], 2, "--labels none, not known"),
+        (["--method", "pseudo_labels"], 2, "is what --labels none does; leave --method out"),
+        (["--labels", "each", "--method", "nce", "--loss", "proxy_anchor"], 2, "leave --loss out"),
+        (["--labels", "each", "--method", "nce", "--set", "method.negative=3"], 2, "'negatives'"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    flat: Path,
+    tmp_path: Path,
+    words: list[str],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["train", str(flat), "--labels", "none", *SMALL, *words]
+    assert run([*given, "--out", str(tmp_path / "run")]) == code
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_the_start_is_the_papers() -> None:
+    config = unlabeled("emoji")
+    assert (config.model.dim, config.pseudo_labels.batch_sizes) == (128, (80, 200))
+    assert config.loss.options == {"mining_margin": None}
+    mining = RunConfig({"source": "x", "labels": "none"}, loss={"mining_margin": 0.1})
+    assert mining.loss.options == {"mining_margin": 0.1}
+    assert RunConfig({"source": "x", "labels": "none"}, loss="proxy_anchor").loss.options == {}
+    each = RunConfig({"source": "x", "labels": "each"})
+    assert each.training.samples_per_class == 2

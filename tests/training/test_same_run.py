@@ -1,0 +1,198 @@
+"""A resumed run is the same run, its newest checkpoint stays, and its best model has one step."""
+
+import contextlib
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cbml.data import ImageDataset, TrainTransform
+from cbml.errors import BadData
+from cbml.losses import LOSSES
+from cbml.methods import PseudoLabels
+from cbml.models import Embedder
+from cbml.training import (
+    Callback,
+    Run,
+    Settings,
+    StepReport,
+    build_batches,
+    fit,
+    read_metrics,
+    read_record,
+)
+from cbml.training.checkpoints import newest_checkpoint, write_checkpoint
+from tests.training.small import CROP, batches, bayes_loss, embedder, make_images
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> ImageDataset:
+    return make_images(tmp_path / "images")
+
+
+CONFIG = {"loss": {"name": "cbml", "options": {"a": 1}}, "model": {"crop": 16}, "name": "first"}
+
+
+def train(images: ImageDataset, folder: Path, steps: int, config: dict[str, Any]) -> None:
+    run = Run(
+        folder, resume=(folder / "run.json").exists(), config=config, free=frozenset({"name"})
+    )
+    settings = Settings(steps=steps, checkpoint_every=1)
+    fit(embedder(), bayes_loss(), batches(images), settings=settings, run=run, callback=Callback())
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"loss": {"name": "contrastive", "options": {"a": 1}}}, "loss.name"),
+        ({"loss": {"name": "cbml", "options": {"a": 2}}}, r"loss\.options\.a"),
+        ({"loss": {"name": "cbml", "options": {}}}, r"loss\.options"),
+        ({"model": {"crop": 17}}, r"model\.crop"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_every_field_of_the_config_is_compared(
+    images: ImageDataset, tmp_path: Path, change: dict[str, Any], name: str
+) -> None:
+    train(images, tmp_path / "run", 1, CONFIG)
+    with pytest.raises(BadData, match=rf"^{name}.* was .* not the same run"):
+        train(images, tmp_path / "run", 2, CONFIG | change)
+    train(images, tmp_path / "run", 2, CONFIG | {"name": "another"})
+
+
+def test_fewer_steps_than_are_done_are_refused(images: ImageDataset, tmp_path: Path) -> None:
+    train(images, tmp_path / "run", 3, {})
+    with pytest.raises(BadData, match="steps=2: the run has done 3 already"):
+        train(images, tmp_path / "run", 2, {})
+
+
+def test_other_contents_under_the_same_names_are_refused(
+    images: ImageDataset, tmp_path: Path
+) -> None:
+    train(images, tmp_path / "run", 1, {})
+    path, kept = images.paths[5], images.paths[5].read_bytes()
+    with Image.open(path) as image:
+        image.transpose(Image.Transpose.ROTATE_180).save(path)
+    with pytest.raises(BadData, match="other contents than those of the run"):
+        train(images, tmp_path / "run", 2, {})
+    path.write_bytes(kept)
+    train(images, tmp_path / "run", 2, {})
+
+
+def save(folder: Path, step: int, keep: int) -> None:
+    write_checkpoint(folder, step, {"weight": torch.tensor([float(step)])}, {}, keep=keep)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
+def test_the_newest_checkpoint_is_never_deleted(tmp_path: Path, count: int) -> None:
+    """Killed inside a write or damaged, resumed from what is whole, stopped again."""
+    chance = random.Random(0)
+    for number in range(count):
+        folder, keep = tmp_path / str(number), chance.choice([1, 1, 2, 3])
+        for step in sorted(chance.sample(range(1, 30), chance.randint(1, 4))):
+            save(folder, step, keep)
+        whole = newest_checkpoint(folder, print)
+        assert whole is not None
+        for _ in range(chance.randint(1, 3)):  # lost: no manifest, or a damaged part
+            lost = folder / f"step-{whole.step + chance.randint(1, 9):09}"
+            if chance.random() < 0.5:
+                shutil.rmtree(lost, ignore_errors=True)
+                lost.mkdir()
+            elif not lost.exists():
+                shutil.copytree(folder / f"step-{whole.step:09}", lost)
+                next(lost.glob("tensors-*")).write_bytes(b"damaged")
+        resumed = newest_checkpoint(folder, lambda text: None)
+        assert resumed is not None
+        assert resumed.step == whole.step
+        save(folder, resumed.step + 1, keep)  # the answer to SIGTERM
+        after = newest_checkpoint(folder, lambda text: None)
+        assert after is not None
+        assert after.step == resumed.step + 1
+        left = sorted(folder.iterdir())
+        assert len(left) <= keep
+        assert all((path / "manifest.json").exists() for path in left)
+
+
+def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+class Validation(Callback):
+    """Scores by step, the weights that were scored, and an end as a kill would bring it."""
+
+    def __init__(self, scores: list[float]) -> None:
+        self.scores, self.seen = scores, dict[int, dict[str, Tensor]]()
+        self.now, self.last = 0, -1
+
+    def begin(self, step: int, steps: int) -> None:
+        self.now = step
+
+    def step(self, report: StepReport) -> None:
+        self.now = report.step
+
+    def __call__(self, model: Embedder) -> dict[str, float]:
+        self.seen[self.now] = {name: v.clone() for name, v in model.state_dict().items()}
+        return {"recall@1": self.scores[self.now]}
+
+    def on_message(self, text: str) -> None:
+        if text.startswith(f"step {self.last}: validation"):
+            raise KeyboardInterrupt  # between a validation and the next checkpoint
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_the_best_model_and_its_record_name_one_step(
+    images: ImageDataset, tmp_path: Path, count: int
+) -> None:
+    """Killed between a better validation and the next checkpoint, then resumed for fewer steps."""
+    chance = random.Random(1)
+    for number in range(count):
+        folder, every, killed = tmp_path / str(number), chance.randint(2, 5), chance.randint(5, 9)
+        scores = [chance.random() for _ in range(30)]
+        scores[killed] = 2.0  # the best, and lost
+        validation = Validation(scores)
+        done = (killed - 1) // every * every  # the newest checkpoint
+        validation.last = killed
+        for steps in (12, done + (done + 1 < killed)):
+            run = Run(folder, resume=steps < 12)
+            settings = Settings(steps=steps, validate_every=1, checkpoint_every=every)
+            with contextlib.suppress(KeyboardInterrupt):
+                fit(
+                    embedder(),
+                    bayes_loss(),
+                    batches(images),
+                    settings=settings,
+                    validate=validation,
+                    run=run,
+                    callback=validation,
+                )
+        record = read_record(folder)
+        assert record["finished"]
+        best = max(range(record["steps_done"] + 1), key=scores.__getitem__)
+        assert record["best_step"] == best
+        assert equal(validation.seen[best], Embedder.load(folder / "model").state_dict())
+
+
+def test_unreadable_images_have_a_label_of_their_own(images: ImageDataset, tmp_path: Path) -> None:
+    """With every image a class, labels are indices: losses with class vectors need one for each."""
+    (tmp_path / "images" / "bad.png").write_bytes(b"no image")
+    paths = (*images.paths[:3], tmp_path / "images" / "bad.png", *images.paths[3:])
+    known = ImageDataset(paths)
+    loss = LOSSES["proxy_nca"](num_classes=len(known), embedding_size=8)
+    made = build_batches(
+        known, transform=TrainTransform(crop=CROP), samples_per_class=2, workers=0, bad_limit=0.1
+    )
+    method = PseudoLabels(loss, clusters=None)
+    fit(
+        embedder(),
+        method,
+        made,
+        settings=Settings(steps=5),
+        run=tmp_path / "run",
+        callback=Callback(),
+    )
+    assert len([line for line in read_metrics(tmp_path / "run") if "loss" in line]) == 5
