@@ -9,6 +9,7 @@ from its checkpoint where it was stopped. `make pseudo-evidence` runs them all. 
 """
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -27,7 +28,7 @@ from cbml.runs import (
     training_splits,
     with_current_names,
 )
-from cbml.training import Callback, read_record
+from cbml.training import Callback, embed_dataset, read_record
 
 METHODS: dict[str, tuple[str, ...]] = {
     "cbml": (),
@@ -59,7 +60,8 @@ def untrained(config: RunConfig) -> dict[str, dict[str, float]]:
     splits = training_splits(config)
     model = build_model(config)
     before = scores_of(model, splits)
-    start_head(model, PackedDataset.of(splits.train, config.model.crop).embedded)
+    images = PackedDataset.of(splits.train, config.model.crop)
+    start_head(model, functools.partial(embed_dataset, dataset=images))
     return {"before": before, "start": scores_of(model, splits)}
 
 

@@ -1,6 +1,7 @@
 """`cbml doctor`: what is here, what is missing, and the command that brings it."""
 
 import json
+import textwrap
 from typing import Annotated, Any
 
 import typer
@@ -62,7 +63,8 @@ def _print_machine(machine: dict[str, Any], browser: str | None) -> None:
 
 def _print_extras(extras: dict[str, dict[str, Any]]) -> None:
     here = [name for name, extra in extras.items() if not extra["missing"]]
-    print(f"extras    installed: {', '.join(here) or 'none'}")
+    installed = f"extras    installed: {', '.join(here) or 'none'}"
+    print(textwrap.fill(installed, 100, subsequent_indent=" " * 10))
     for name, extra in extras.items():
         if extra["missing"]:
             print(f"          {name}: no {', '.join(extra['missing'])}; {extra['install']}")

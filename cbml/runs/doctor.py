@@ -26,7 +26,6 @@ _MODULES = {
     "pillow": "PIL",
     "faiss-cpu": "faiss",
     "scikit-learn": "sklearn",
-    "pytorch-metric-learning": "pytorch_metric_learning",
 }
 _REQUIREMENT = re.compile(r"^([\w.-]+)(?:\[([\w,]+)\])?(?:>=([\d.]+))?")
 _EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
@@ -88,7 +87,7 @@ def _packages(problems: list[str]) -> dict[str, str | None]:
             problems.append(f"{name}: version {version} is too old; {install}")
         else:
             try:
-                importlib.import_module(_MODULES.get(name, name))
+                importlib.import_module(_MODULES.get(name, name.replace("-", "_")))
                 found[name] = version
             except Exception as error:  # a broken installation fails in any way it likes
                 reason = " ".join(str(error).split())[:160]

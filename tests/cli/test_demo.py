@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cbml import runs
 from cbml.cli import main
-from cbml.runs import demo
 
 WORDS = [sys.executable, "-m", "cbml", "demo", "--out", "demo", "--steps", "6"]
 
@@ -62,7 +62,7 @@ def test_the_way_to_go_on_can_be_copied_whatever_the_folder_is_called(
     def stopped(*words: object, **more: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "demonstrate", stopped)
+    monkeypatch.setattr(runs, "demonstrate", stopped)
     with pytest.raises(SystemExit) as end:
         main(["demo", "--out", "my demo", "--steps", "6"])
     assert end.value.code == 130

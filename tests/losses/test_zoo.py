@@ -34,7 +34,7 @@ class Case(NamedTuple):
 PROXIES = {"num_classes": CLASSES, "embedding_size": WIDTH}
 CASES = {
     "angular": Case(uses_all_pairs=True),
-    "arcface": Case(PROXIES, "_loss.W", 1),
+    "arcface": Case(PROXIES, "_loss.W", class_dimension=1),
     "binomial_deviance": Case(uses_all_pairs=True),
     # The constants for CUB push negatives above 0.85 only, where so few images stay crowded.
     "cbml": Case({"ratio": PRODUCTS}),
@@ -55,7 +55,8 @@ CASES = {
     "multi_similarity_loop": Case(),
     "multi_similarity_xbm": Case({"embedding_size": WIDTH, "memory_size": 40, "warmup_steps": 1}),
     "n_pair": Case(uses_all_pairs=True),
-    "normalized_softmax": Case(PROXIES, "_loss.W", 1, gain=0.02),  # its vectors do half the work
+    # Its class vectors do half the work.
+    "normalized_softmax": Case(PROXIES, "_loss.W", class_dimension=1, gain=0.02),
     "nt_xent": Case(uses_all_pairs=True),
     "proxy_anchor": Case(PROXIES, "_loss.proxies"),
     # A class one step old is all but the class itself, and pushing it away keeps classes from
@@ -71,7 +72,7 @@ CASES = {
     "ranked_list": Case(uses_all_pairs=True),
     "ranked_list_simpler": Case(uses_all_pairs=True),
     "selectively_contrastive_triplet": Case(),
-    "soft_triple": Case({**PROXIES, "centers_per_class": 3}, "_loss.fc", 1),
+    "soft_triple": Case({**PROXIES, "centers_per_class": 3}, "_loss.fc", class_dimension=1),
     "triplet_easy_positive": Case(),
     "triplet_semihard": Case(),
     "tuplet_margin": Case(uses_all_pairs=True),

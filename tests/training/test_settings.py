@@ -36,7 +36,7 @@ def test_warmup_and_cosine() -> None:
         {"steps": None},
         {"learning_rate": 0.0},
         {"learning_rate": float("nan")},
-        {"optimizer": "sgd"},
+        {"optimizer": "lion"},
         {"schedule": "linear"},
         {"clip_norm": -1.0},
         {"chunk_size": 0},
