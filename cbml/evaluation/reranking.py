@@ -12,7 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cbml.evaluation.ranking import BEYOND, BLOCK_SIZE, Compute, PositiveRanges, Ranks
+from cbml.evaluation.ranking import (
+    BEYOND,
+    BLOCK_SIZE,
+    Compute,
+    PositiveRanges,
+    Ranks,
+    tie_slack,
+)
 from cbml.outputs import Reranker
 from cbml.query_gallery import QueryGallery
 
@@ -29,6 +36,7 @@ def rerank_positives(
     queries, gallery = sides.query_outputs, sides.searched_outputs
     first_hits = np.zeros(total, dtype=np.int64)
     values = {name: np.zeros(total) for name in computes}
+    slack = tie_slack(gallery.embeddings.shape[1])
     height = max(1, min(256, BLOCK_SIZE // (16 * width)))
     for start in range(0, total, height):
         block = torch.arange(start, min(start + height, total))
@@ -37,11 +45,12 @@ def rerank_positives(
         )
         similarity = (asked.embeddings @ gallery.embeddings.T).numpy()  # (H, G)
         relevant = _relevant(ranges, block, width)
-        order = _order(similarity, relevant, ranges.own[block].numpy())
+        _hide_own(similarity, ranges.own[block].numpy())
+        order = _order(similarity, relevant, slack)
         depth = min(candidates, width - int(bool((ranges.own[block] >= 0).any())))
         nearest = order[:, :depth].copy()
         scores = _scores(reranker, asked, gallery, nearest)
-        again = np.lexsort((np.take_along_axis(relevant, nearest, 1), -scores), axis=-1)
+        again = _order(scores, np.take_along_axis(relevant, nearest, 1), slack)
         order[:, :depth] = np.take_along_axis(nearest, again, 1)
         ranks = _ranks(np.take_along_axis(relevant, order, 1))
         first_hits[block.numpy()] = ranks[:, 0]
@@ -59,13 +68,17 @@ def _relevant(ranges: PositiveRanges, block: torch.Tensor, width: int) -> NDArra
     return relevant
 
 
-def _order(
-    similarity: NDArray[np.float32], relevant: NDArray[np.bool_], own: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """The gallery by similarity, ties against the query; the query itself comes last. (H, G)"""
+def _hide_own(similarity: NDArray[np.float32], own: NDArray[np.int64]) -> None:
+    """Put each query behind everything else."""
     there = np.flatnonzero(own >= 0)
     similarity[there, own[there]] = -np.inf
-    return np.lexsort((relevant, -similarity), axis=-1)
+
+
+def _order(scores: NDArray[Any], relevant: NDArray[np.bool_], slack: float) -> NDArray[np.int64]:
+    """Columns by score, best first; what differs by rounding ties, against the query. (H, W)"""
+    # Similarities are at most 1 and the slack is meant for them; larger scores round more.
+    largest = np.abs(scores, where=np.isfinite(scores), out=np.zeros_like(scores)).max(initial=1.0)
+    return np.lexsort((relevant, slack * largest * relevant - scores), axis=-1)
 
 
 def _scores(reranker: Reranker, queries: Any, gallery: Any, candidates: Any) -> NDArray[Any]:

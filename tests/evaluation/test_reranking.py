@@ -63,6 +63,22 @@ def test_queries_with_a_gallery(within: bool) -> None:
     check(scores, expected(asked, gallery, 9))
 
 
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_scores_that_differ_by_rounding_tie_against_the_query(scale: float) -> None:
+    """As another processor might sum them: every score of one pair of equal images is a bit off."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.ones(30, 64))
+
+    def shaken(queries: Outputs, gallery: Outputs, candidates: Tensor) -> Tensor:
+        noise = torch.rand(candidates.shape, generator=generator) - 0.5
+        return scale * (1.0 + 2.0**-22 * noise)
+
+    labels = np.arange(30) % 3
+    scores = evaluate(rows, labels, reranker=shaken, candidates=29, clustering=False)
+    assert scores.metrics["recall@1"] == 0.0
+    assert set(scores.first_hits) == {21}
+
+
 def test_scores_that_are_none_are_refused() -> None:
     for wrong in (torch.zeros(40, 3), torch.full((40, 5), torch.nan)):
         with pytest.raises(ValueError, match="reranker: must give a finite score"):
