@@ -23,8 +23,12 @@ install: $(STAMP)  ## create .venv with the pinned versions
 demo: $(STAMP)  ## learn from real images and search among classes never seen, in minutes
 	$(BIN)/cbml demo
 
+# A worker for each core, one thread in each: two workers with two threads wait for each other.
+# What the number of threads changes is repeated by `make processors`.
+PARALLEL   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
 test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest
+	$(PARALLEL)
 
 # Each word holds libraries back to an older processor; every setting and both numbers of threads
 # occur. Left out is what computes nothing: files, downloads, and processes that start each other.
