@@ -78,7 +78,10 @@ def documented_arguments(docstring: str) -> list[str]:
     return re.findall(r"^    (\w+):", section.group(1), re.MULTILINE)
 
 
-@pytest.mark.parametrize(("name", "thing"), public_callables(), ids=lambda value: str(value)[:80])
+CALLABLES = public_callables()
+
+
+@pytest.mark.parametrize(("name", "thing"), CALLABLES, ids=[name for name, _ in CALLABLES])
 def test_docstring_arguments_equal_the_signature(name: str, thing: object) -> None:
     docstring = inspect.getdoc(thing)
     assert docstring, f"{name} has no docstring"
