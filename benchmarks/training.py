@@ -46,15 +46,22 @@ class Clock(Callback):
 class Files(Dataset[tuple[torch.Tensor, int]]):
     """Images decoded by Pillow and cropped by torchvision, one at a time."""
 
-    def __init__(self, images: ImageDataset, config: RunConfig) -> None:
-        preprocessing = build_model(config).preprocessing
+    def __init__(
+        self,
+        images: ImageDataset,
+        config: RunConfig,
+        *,
+        min_area: float = 0.16,
+        train: bool = True,
+    ) -> None:
+        preprocessing, crop = build_model(config).preprocessing, config.model.crop
+        drawn = [v2.RandomResizedCrop(crop, scale=(min_area, 1.0)), v2.RandomHorizontalFlip()]
         self.images = images
         self.transform = v2.Compose(
             [
                 v2.ToImage(),
                 v2.Resize(preprocessing.resize),
-                v2.RandomResizedCrop(config.model.crop, scale=(0.16, 1.0)),
-                v2.RandomHorizontalFlip(),
+                *(drawn if train else [v2.CenterCrop(crop)]),
                 v2.ToDtype(torch.float32, scale=True),
                 v2.Normalize(preprocessing.mean, preprocessing.std),
             ]
