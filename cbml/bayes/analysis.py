@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from cbml.bayes.histograms import GaussianFit, PairHistogram
+from cbml.bayes.calibration import Reliability
 from cbml.bayes.match_probability import MatchProbability
 from cbml.bayes.neighbors import nearest_neighbors
-from cbml.bayes.reliability import Reliability
+from cbml.bayes.pairs import GaussianFit, PairHistogram
 from cbml.bayes.statistics import PairStatistics
 from cbml.errors import BadData
 from cbml.query_gallery import Labels, Matrix, QueryGallery
@@ -25,16 +25,17 @@ class SetAnalysis:
     """Similarities of the pairs of one set, or of queries with a gallery, under one model.
 
     Args:
-        images: how many; the queries, where there is a gallery.
-        gallery: how many images it has; None where every image is both.
-        classes: how many, on both sides together.
-        statistics: exact moments of all pairs.
-        histogram: of all pairs.
-        positive_fit: how Gaussian the positive pairs are.
-        negative_fit: how Gaussian the negative pairs are.
-        posteriors: of pairs, by "gaussian" and by "monotone", each fitted to half of the classes
-            and checked on the other, beside the "prior", which knows no similarity; without the
-            Gaussians where there are none, and empty where there are too few classes.
+        images: Number of images; of queries, where there is a gallery.
+        gallery: Number of gallery images; None where every image is both query and gallery.
+        classes: Number of classes, of queries and gallery together.
+        statistics: Exact moments of all pairs.
+        histogram: Histogram of the similarities of all pairs.
+        positive_fit: How Gaussian the positive pairs are.
+        negative_fit: How Gaussian the negative pairs are.
+        posteriors: Reliability of pair probabilities, by "gaussian" and by "monotone", each fitted
+            to half of the classes and checked on the other, beside the "prior", which knows no
+            similarity; without the Gaussians where there are none, and empty where there are too
+            few classes.
     """
 
     images: int
@@ -76,25 +77,25 @@ def analyze_set(
     """Analyze the pairs of a set, or of queries with a gallery.
 
     Args:
-        embeddings: one row per image. (N, D)
-        labels: one per row. (N,)
-        gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
-        gallery_labels: one per row of the gallery. (M,)
-        seed: random seed of the halves of classes that check each other.
+        embeddings: One row per image. (N, D)
+        labels: One label per row. (N,)
+        gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
+        gallery_labels: One per row of the gallery. (M,)
+        seed: Random seed of the halves of classes that check each other.
     """
-    sides = QueryGallery.of(
+    query_gallery = QueryGallery.of(
         embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
     )
-    statistics = PairStatistics.of(sides)
-    histogram = PairHistogram.of(sides)
+    statistics = PairStatistics.of(query_gallery)
+    histogram = PairHistogram.of(query_gallery)
     try:
-        posteriors = check_posteriors(sides, seed=seed)
+        posteriors = check_posteriors(query_gallery, seed=seed)
     except BadData:
         posteriors = {}
     return SetAnalysis(
-        images=len(sides.codes),
-        gallery=None if sides.gallery_codes is None else len(sides.gallery_codes),
-        classes=len(sides.class_labels),
+        images=len(query_gallery.codes),
+        gallery=None if query_gallery.gallery_codes is None else len(query_gallery.gallery_codes),
+        classes=len(query_gallery.class_labels),
         statistics=statistics,
         histogram=histogram,
         positive_fit=histogram.gaussian_fit(
@@ -124,16 +125,16 @@ def check_posteriors(
     out.
 
     Args:
-        embeddings: one row per image. (N, D)
-        labels: one per row. (N,)
-        gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
-        gallery_labels: one per row of the gallery. (M,)
-        seed: random seed of the halves.
+        embeddings: One row per image. (N, D)
+        labels: One label per row. (N,)
+        gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
+        gallery_labels: One per row of the gallery. (M,)
+        seed: Random seed of the halves.
     """
-    sides = QueryGallery.of(
+    query_gallery = QueryGallery.of(
         embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
     )
-    parts = _class_halves(sides, seed)
+    parts = _class_halves(query_gallery, seed)
     statistics = [PairStatistics.of(part) for part in parts]
     histograms = [PairHistogram.of(part) for part in parts]
     counts = [
@@ -153,10 +154,10 @@ def check_posteriors(
     return checks
 
 
-def _class_halves(sides: QueryGallery, seed: int) -> list[QueryGallery]:
+def _class_halves(query_gallery: QueryGallery, seed: int) -> list[QueryGallery]:
     """The images of each half of the classes."""
-    half_of = np.random.default_rng(seed).permutation(len(sides.class_labels)) % 2
-    parts = [sides.of_classes(half_of == half) for half in (0, 1)]
+    half_of = np.random.default_rng(seed).permutation(len(query_gallery.class_labels)) % 2
+    parts = [query_gallery.of_classes(half_of == half) for half in (0, 1)]
     if not all(len(part.codes) for part in parts):
         raise BadData("labels: all images are of one class; halves of classes need two")
     if not all(len(part.searched) for part in parts):
@@ -193,23 +194,25 @@ def check_results(
     """How far match probabilities hold for the first results of searches, by how many are shown.
 
     Args:
-        probability: fitted to other classes than these.
-        embeddings: one row per image, searched for among the others. (N, D)
-        labels: one per row. (N,)
-        gallery_embeddings: what is searched instead of the others, where that is another set.
-            (M, D)
-        gallery_labels: one per row of the gallery. (M,)
+        probability: Fitted to other classes than these.
+        embeddings: One row per image, searched for among the others. (N, D)
+        labels: One label per row. (N,)
+        gallery_embeddings: What is searched instead of the others, where that is another set. (M,
+            D)
+        gallery_labels: One per row of the gallery. (M,)
     """
-    sides = QueryGallery.of(
+    query_gallery = QueryGallery.of(
         embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
     )
-    found = nearest_neighbors(sides, max(probability.depth, *SHOWN))
+    found = nearest_neighbors(query_gallery, max(probability.depth, *SHOWN))
     shown = slice(0, max(SHOWN))
     confidence = probability.probability(
         found.similarities[:, shown],
         cohort_mean=probability.cohort_mean(found.similarities),
-        result_cohort_mean=probability.result_cohort_mean(sides.searched, found.indices[:, shown]),
-        own=sides.searches_itself,
+        result_cohort_mean=probability.result_cohort_mean(
+            query_gallery.searched, found.indices[:, shown]
+        ),
+        own=query_gallery.searches_itself,
     )
-    relevant = found.relevant(sides.codes, sides.searched_codes)
+    relevant = found.relevant(query_gallery.codes, query_gallery.searched_codes)
     return {k: Reliability.of(confidence[:, :k], relevant[:, :k], ~relevant[:, :k]) for k in SHOWN}

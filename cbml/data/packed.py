@@ -1,9 +1,9 @@
 """Images decoded and resized once, kept as plain pixels in one memory-mapped file.
 
 A packed folder holds `pixels.u8`, the images one after another as height x width x 3 bytes, and a
-saved table of their sizes, places and check sums under a manifest, which is the commit point.
+saved table of their sizes, offsets and check sums under a manifest, which is the commit point.
 While it is being made, a journal has one line for each finished image; after a kill at any moment
-the lines whose pixels are sound are kept and the work goes on behind them. A lock lets one process
+the lines whose pixels are sound are kept and the work resumes behind them. A lock lets one process
 work while the others wait for the result. Check sums are compared when an image is first used, so
 that opening takes no longer for a million images than for a hundred.
 """
@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cbml.data.cache import cache_folder
 from cbml.data.decode import UnreadableImage, prefetch, read_bytes, read_image
+from cbml.data.downloads import cache_folder
 from cbml.data.image_dataset import ImageDataset
 from cbml.data.image_files import combined_digest
 from cbml.data.transforms import resized_short_side
@@ -48,7 +48,7 @@ class PackedImages:
     """Pixels of images from a folder written by `pack`.
 
     Args:
-        folder: the folder that `pack` made.
+        folder: The folder that `pack` made.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -77,7 +77,7 @@ class PackedImages:
         """A digest of the contents of the image files, in their order, made when they were packed.
 
         It says the same as `FileImages.digest` without reading them again: files whose path, size
-        or time of change differs are packed anew.
+        or time of change differs are packed again.
         """
         return self._digest
 
@@ -85,8 +85,8 @@ class PackedImages:
         """(3, H, W) uint8 pixels of an image; raises UnreadableImage where it could not be read.
 
         Args:
-            index: index of the image.
-            length: length of the short side; not above the length that was packed.
+            index: Index of the image.
+            length: Length of the short side; not above the length that was packed.
         """
         if length > self.short_side:
             raise BadData(
@@ -112,10 +112,10 @@ class PackedDataset:
     """A dataset whose images are decoded already, without those that cannot be read.
 
     Args:
-        images: the readable images.
-        packed: the pixels of all images.
-        indices: the readable images within `packed`. (N,)
-        bad: path and reason of each image that cannot be read.
+        images: The readable images.
+        packed: The pixels of all images.
+        indices: The readable images within `packed`. (N,)
+        bad: Path and reason of each image that cannot be read.
     """
 
     images: ImageDataset
@@ -128,8 +128,8 @@ class PackedDataset:
         """Pack a dataset in the cache folder, or find it there.
 
         Args:
-            images: the images.
-            crop: side of the square that the network sees.
+            images: The images to pack.
+            crop: Side of the square that the network sees.
         """
         packed = pack(images.paths, cache_folder() / "packed", short_side=side_for(crop))
         indices = tuple(index for index in range(len(images)) if index not in packed.reasons)
@@ -159,11 +159,11 @@ def pack(
     differ in any path, size or time of change get a folder of their own below `cache`.
 
     Args:
-        paths: the files.
-        cache: the folder to keep packed images in.
-        short_side: the length to which the short side is resized; 256 serves the paper's 227 crop.
-        workers: how many images are decoded at once; 0 uses no threads.
-        progress: called with images done and images in all.
+        paths: The files to pack.
+        cache: The folder to keep packed images in.
+        short_side: The length to which the short side is resized; 256 serves the paper's 227 crop.
+        workers: Number of images decoded at once; 0 uses no threads.
+        progress: Called with images done and images in all.
     """
     folder = cache / _fingerprint(paths, short_side)
     with locked(folder, wait=math.inf):

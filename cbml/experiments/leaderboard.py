@@ -18,7 +18,7 @@ from cbml.experiments.jobs import Job, Record, read_records, records_file
 from cbml.experiments.plans import best_learning_rate
 from cbml.experiments.rendering import Estimate, estimate
 from cbml.experiments.rows import DATA_NAMES
-from cbml.experiments.running import Progress, run_jobs
+from cbml.experiments.running import JobCounts, run_jobs
 from cbml.experiments.sources import Sources
 from cbml.losses import LOSS_NAMES
 from cbml.methods import METHODS
@@ -39,7 +39,6 @@ class Entry:
 
     Args:
         name: Name of a loss or method, or "package.module:Class" for one of your own.
-        kind: Which of the two.
     """
 
     name: str
@@ -52,8 +51,6 @@ class Protocol:
 
     Args:
         config: Every setting but the loss, the method, the seed and the learning rate.
-        learning_rates: Tried for each entry.
-        trial_steps: Length of a trial.
         trial_data: The dataset of the trials; other datasets take the learning rates found there.
         losses: Settings of the section `loss` that single losses need.
     """
@@ -99,8 +96,8 @@ def find_entries(
 
     Args:
         only: Patterns with * and ?; none takes all unless classes of your own are given.
-        losses: "package.module:Class" each.
-        methods: "package.module:Class" each.
+        losses: Losses of your own, "package.module:Class" each.
+        methods: Methods of your own, "package.module:Class" each.
     """
     own = [Entry(name, "loss") for name in losses] + [Entry(name, "method") for name in methods]
     known = [Entry(name, "loss") for name in LOSS_NAMES]
@@ -165,22 +162,22 @@ def run_leaderboard(
     sources: Sources,
     callback: Callback,
     protocol: Protocol | None = None,
-) -> Progress:
+) -> JobCounts:
     """Trials and full runs of the entries, one entry after the other, seed by seed.
 
     Like `run_jobs`, it repeats nothing that is done, and several processes may share `out`.
 
     Args:
-        entries: What `find_entries` gives.
+        entries: The entries that `find_entries` gives.
         data: Name of the dataset; learning rates are always those of the protocol's own.
         out: Folder of runs and records.
         seeds: Random seeds of the full runs.
         sources: Places of images and weights.
-        callback: Hears of every step.
+        callback: Called at every step.
         protocol: Another protocol than the frozen one; its numbers never enter the table.
     """
     protocol = protocol or read_protocol()
-    progress = Progress()
+    counts = JobCounts()
     common = {"out": out, "sources": sources, "callback": callback}
     planned = [plan_leaderboard_trials(entry, protocol) for entry in entries]
     _check_sources(planned, data, sources)
@@ -188,17 +185,17 @@ def run_leaderboard(
         for entry, trials in zip(entries, planned, strict=True):
             file = records_file(out, trials[0])
             if seed == seeds[0] and data == protocol.trial_data:
-                progress.add(run_jobs(trials, **common))  # type: ignore[arg-type]
+                counts.add(run_jobs(trials, **common))  # type: ignore[arg-type]
             job = plan_final(entry, data, seed, read_records(file), protocol)
             if job is not None:
-                progress.add(run_jobs([job], **common))  # type: ignore[arg-type]
+                counts.add(run_jobs([job], **common))  # type: ignore[arg-type]
             elif data != protocol.trial_data:
                 reason = (
                     f"{entry.name}: no learning rate yet; first run  cbml reproduce leaderboard "
                     f"--data {protocol.trial_data} --only {entry.name} --out {out}"
                 )
-                progress.refused.setdefault(reason, []).append(f"{entry.name}, seed {seed}")
-    return progress
+                counts.refused.setdefault(reason, []).append(f"{entry.name}, seed {seed}")
+    return counts
 
 
 def _check_sources(planned: Sequence[Sequence[Job]], data: str, sources: Sources) -> None:

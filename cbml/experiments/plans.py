@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from cbml.errors import BadData
 from cbml.experiments.jobs import Job, Record
-from cbml.experiments.rows import Row, Scale, Table
-from cbml.experiments.scales import row_config
+from cbml.experiments.rows import Row, Scale, Table, row_config
 from cbml.experiments.tables import LOSS_ABLATION, find_table
 from cbml.runs import FLAT_KEYS, parse_overrides, plain_value
 
@@ -34,8 +33,8 @@ class Plan:
     """What is asked for of a table.
 
     Args:
-        table: The table.
-        scale: "full" or "laptop".
+        table: The table to plan for.
+        scale: Scale of the runs, "full" or "laptop".
         data: Name of a dataset; at the full scale None takes all datasets of the table.
         model_selection: "validation" chooses the model on held-out training classes, "test" on the
             test classes, as the paper does: optimistic.
@@ -51,7 +50,11 @@ class Plan:
     sweeps: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def settings(self, *, without: str = "") -> list[dict[str, Any]]:
-        """Every combination of the values of the sweeps."""
+        """Every combination of the values of the sweeps.
+
+        Args:
+            without: Key of a sweep to leave out.
+        """
         kept = {key: values for key, values in self.sweeps.items() if key != without}
         return [dict(zip(kept, one, strict=True)) for one in itertools.product(*kept.values())]
 
@@ -60,7 +63,7 @@ def parse_sweeps(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     """Sweeps from the words of the command line.
 
     Args:
-        texts: "key=value" or "key=value,value" each.
+        texts: Texts of the form "key=value" or "key=value,value".
     """
     sweeps: dict[str, tuple[Any, ...]] = {}
     for text in texts:
@@ -88,7 +91,11 @@ def _value(key: str, text: str) -> Any:
 
 
 def table_rows(plan: Plan) -> list[Row]:
-    """The rows of a table that a plan asks for."""
+    """The rows of a table that a plan asks for.
+
+    Args:
+        plan: The table, and which of its rows are wanted.
+    """
     rows = plan.table.rows_for(plan.scale, plan.data)
     if not rows:
         known = dict.fromkeys(row.data for row in plan.table.rows)
@@ -111,7 +118,7 @@ def plan_jobs(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) -
     """The jobs of a plan, seed by seed, so that a part of the work is a whole table.
 
     Args:
-        plan: What is asked for.
+        plan: The rows, datasets and seeds asked for.
         seeds: Random seeds of the runs.
         trials: Records that decide the learning rate of each row that has some; a row without
             takes that of its family, or of the row that it names.
@@ -140,7 +147,11 @@ def plan_jobs(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) -
 
 
 def trial_tables(plan: Plan) -> tuple[str, ...]:
-    """The tables whose trials decide the learning rates of a plan."""
+    """The tables whose trials decide the learning rates of a plan.
+
+    Args:
+        plan: The plan whose rows are run.
+    """
     return tuple(dict.fromkeys((plan.table.name, LOSS_ABLATION.name)))
 
 

@@ -31,12 +31,12 @@ Outcome = Literal["finished", "done", "failed", "elsewhere"]
 
 
 @dataclass
-class Progress:
+class JobCounts:
     """What became of each job.
 
     Args:
-        finished: Jobs done before.
-        done: Jobs done now.
+        finished: Jobs that were done before.
+        done: Jobs done in this call.
         failed: Jobs done now whose numbers became non-finite.
         elsewhere: Jobs that another process works on.
         refused: What is missing or wrong -> the names of the jobs that wait for it.
@@ -48,8 +48,12 @@ class Progress:
     elsewhere: int = 0
     refused: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, other: "Progress") -> None:
-        """Add what became of further jobs."""
+    def add(self, other: "JobCounts") -> None:
+        """Add what became of further jobs.
+
+        Args:
+            other: Counts of those jobs.
+        """
         for word in ("finished", "done", "failed", "elsewhere"):
             setattr(self, word, getattr(self, word) + getattr(other, word))
         for reason, names in other.refused.items():
@@ -72,7 +76,7 @@ def lease(folder: Path) -> Iterator[bool]:
             yield True
 
 
-def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Callback) -> Progress:
+def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Callback) -> JobCounts:
     """Do what is not yet done, and write the records of all that is.
 
     Several processes, also of several machines, may do this with one folder: each takes what
@@ -81,12 +85,12 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
     keep others from being run.
 
     Args:
-        jobs: What is wanted.
+        jobs: The jobs to run.
         out: Folder of runs and records.
         sources: Places of images and weights.
-        callback: Hears of every step.
+        callback: Called at every step.
     """
-    progress = Progress()
+    counts = JobCounts()
     jobs = sources.named(jobs)
     folders = [out / "runs" / run_name(job) for job in jobs]
     unfinished = [
@@ -97,7 +101,7 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
     waiting = set()
     for line, refused in sources.missing(unfinished).items():
         callback.on_message(line)
-        progress.refused[line] = [job.name for job in refused]
+        counts.refused[line] = [job.name for job in refused]
         waiting |= {run_name(job) for job in refused}
     for number, (job, folder) in enumerate(zip(jobs, folders, strict=True), start=1):
         if folder.name in waiting:
@@ -107,14 +111,14 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
             outcome = _do(job, folder, title, sources, callback)
         except (BadData, DamagedFile, ConnectionError) as error:
             callback.end()
-            progress.refused.setdefault(str(error), []).append(job.name)
+            counts.refused.setdefault(str(error), []).append(job.name)
             continue
-        setattr(progress, outcome, getattr(progress, outcome) + 1)
+        setattr(counts, outcome, getattr(counts, outcome) + 1)
         scores = finished_scores(job, folder)
         if scores is not None:
             add_records(records_file(out, job), [build_record(job, folder, scores)])
             callback.on_message(f"{title}: {outcome}, {_headline(scores)}")
-    return progress
+    return counts
 
 
 def _do(job: Job, folder: Path, title: str, sources: Sources, callback: Callback) -> Outcome:

@@ -4,12 +4,12 @@ from torch import Tensor, nn
 
 from cbml.losses.kernel import Formula
 from cbml.losses.options import Reduction, check_choice, check_number
-from cbml.losses.terms import compute_terms
+from cbml.losses.terms import PairLoss
 
 __all__ = ["MetricVariance", "WithVariance"]
 
 
-class MetricVariance(nn.Module):
+class MetricVariance(PairLoss):
     """Keep the similarities of each anchor to its negatives close to one value.
 
     With s_ij the similarity of embeddings i and j, P_i and N_i the positives and negatives of
@@ -24,8 +24,8 @@ class MetricVariance(nn.Module):
     Args:
         target_mix: γ. Share of the positives in the target; 0 makes the loss the plain variance.
             The paper's 0.2 by default.
-        reduction: over the negatives of an anchor: "mean" as in the paper, "sum" as in the
-            authors' program.
+        reduction: Over the negatives of an anchor: "mean" as in the paper, "sum" as in the authors'
+            program.
     """
 
     def __init__(self, *, target_mix: float = 0.2, reduction: Reduction = "mean") -> None:
@@ -33,27 +33,11 @@ class MetricVariance(nn.Module):
         self.target_mix = check_number(target_mix, "target_mix")
         self.reduction = check_choice(reduction, "reduction", Reduction)
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-    ) -> Tensor:
-        """The constraint's value for one batch.
-
-        Args:
-            embeddings: one row per image; their direction counts, not their length. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: their labels. (R,)
-        """
-        formula = Formula(
+    def formula(self) -> Formula:
+        """The constraint alone."""
+        return Formula(
             target_mix=self.target_mix, variance_sum=self.reduction == "sum", variance_weight=1.0
         )
-        return compute_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels, formula).total
 
     def extra_repr(self) -> str:
         """The settings, for print."""
@@ -66,11 +50,11 @@ class WithVariance(nn.Module):
         L = loss + λ L_2
 
     Args:
-        loss: takes (embeddings, labels, indices_tuple, ref_emb, ref_labels); its parameters, such
+        loss: Takes (embeddings, labels, indices_tuple, ref_emb, ref_labels); its parameters, such
             as proxies, are this module's parameters too.
-        variance_weight: λ.
-        target_mix: γ.
-        variance_reduction: over the negatives of an anchor, "mean" or "sum".
+        variance_weight: Weight of the constraint, λ.
+        target_mix: Mix of the variance target, γ.
+        variance_reduction: Over the negatives of an anchor, "mean" or "sum".
     """
 
     def __init__(
@@ -101,11 +85,11 @@ class WithVariance(nn.Module):
         A miner's pairs go to the loss; the constraint always sees all pairs.
 
         Args:
-            embeddings: one row per image. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: pairs or triplets for the loss.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: their labels. (R,)
+            embeddings: One row per image. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: Pairs or triplets for the loss.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
         """
         loss: Tensor = self.loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         constraint: Tensor = self.variance(embeddings, labels, None, ref_emb, ref_labels)
@@ -122,11 +106,11 @@ class WithVariance(nn.Module):
         """The pairs that the wrapped loss itself chooses; None where it takes all.
 
         Args:
-            embeddings: one row per image. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: the pairs among which to choose, instead of all.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: their labels. (R,)
+            embeddings: One row per image. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: The pairs among which to choose, instead of all.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
         """
         choose = getattr(self.loss, "mine", None)
         if choose is None:
