@@ -1,6 +1,12 @@
 """What can be wrong with what users hand us; the command line turns each kind into an exit code."""
 
-__all__ = ["BadData", "DamagedFile", "FolderInUse", "MissingExtra"]
+import difflib
+from collections.abc import Iterable
+from typing import Any, TypeVar, get_args
+
+__all__ = ["BadData", "DamagedFile", "FolderInUse", "MissingExtra", "check_choice", "nearest"]
+
+Word = TypeVar("Word", bound=str)
 
 
 class BadData(ValueError):
@@ -22,3 +28,33 @@ class MissingExtra(ImportError):
         super().__init__(
             f"the package {package!r} is not installed: run  pip install 'cbml[{extra}]'"
         )
+
+
+def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """A hint for an error message: the known name that was probably meant, else all of them.
+
+    Args:
+        word: The name that was given.
+        known: The names that could have been given.
+        prefix: Text in front of the proposed name, such as "loss.".
+    """
+    names = list(known)
+    near = difflib.get_close_matches(word.lower(), names, n=1)
+    return f"did you mean {prefix + near[0]!r}?" if near else f"use one of {', '.join(names)}"
+
+
+def check_choice(value: Word, name: str, choices: Any) -> Word:
+    """The value, if it is one of the allowed words, in any case; else BadData.
+
+    Args:
+        value: The word that was given.
+        name: Name of the argument, for the error.
+        choices: The allowed words, as a Literal type or as a tuple.
+    """
+    words: tuple[Word, ...] = get_args(choices) or choices
+    for word in words:
+        if isinstance(value, str) and value.lower() == word:
+            return word
+    near = difflib.get_close_matches(str(value).lower(), words, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise BadData(f"{name} must be one of {', '.join(map(repr, words))}, got {value!r}{hint}")

@@ -15,9 +15,9 @@ class Outputs:
     """Tensors with one row per image.
 
     Args:
-        embeddings: unit vectors, what is searched with. (B, D)
-        parts: further tensors by name: sub-embeddings, features of other depths, maps. Each has
-            B rows and any shape behind them.
+        embeddings: Unit vectors, what is searched with. (B, D)
+        parts: Further tensors by name: sub-embeddings, features of other depths, maps. Each has B
+            rows and any shape behind them.
     """
 
     embeddings: "Tensor"
@@ -43,7 +43,7 @@ class Outputs:
         """The same with a function applied to every tensor.
 
         Args:
-            function: gives a tensor with as many rows for each of them.
+            function: Gives a tensor with as many rows for each of them.
         """
         parts = {name: function(part) for name, part in self.parts.items()}
         return Outputs(function(self.embeddings), parts)
@@ -52,7 +52,7 @@ class Outputs:
         """The same with further parts.
 
         Args:
-            parts: by name; a name that is there already is replaced.
+            parts: New tensors by name; a name that is there already is replaced.
         """
         return Outputs(self.embeddings, {**self.parts, **parts})
 

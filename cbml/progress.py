@@ -15,9 +15,9 @@ class Progress:
     """A bar on a terminal, else a line every ten seconds, with rate and remaining time.
 
     Args:
-        label: what is counted, such as "images embedded".
-        total: how many there will be, None when nobody knows.
-        done: how many were done before this loop.
+        label: What is counted, such as "images embedded".
+        total: Number of items in all, None when unknown.
+        done: Number of items done before this loop.
     """
 
     def __init__(self, label: str, total: int | None, *, done: int = 0) -> None:
@@ -47,8 +47,8 @@ class Progress:
         """Move the bar, or print a line if the last was long ago, and the last text in any case.
 
         Args:
-            done: how many so far.
-            text: what else to say; the rate when empty.
+            done: Number of items done so far.
+            text: What else to say; the rate when empty.
         """
         now, last = time.monotonic(), bool(text) and done == self.total
         rate = (done - self._first) / max(now - self._started, 1e-9)
@@ -65,7 +65,7 @@ class Progress:
         """Print a line; a bar stays below it.
 
         Args:
-            text: the line.
+            text: The line to print.
         """
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)

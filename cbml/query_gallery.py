@@ -30,16 +30,16 @@ class QueryGallery:
     holds the queries too, by `self_indices`.
 
     Args:
-        embeddings: unit vectors of the queries, in the order given. (Q, D)
-        codes: class of each query, an index into `class_labels`. (Q,)
-        class_labels: the label that each code stands for, ascending. (C,)
-        gallery_embeddings: unit vectors of what is searched; None where the queries search among
+        embeddings: Unit vectors of the queries, in the order given. (Q, D)
+        codes: Class of each query, an index into `class_labels`. (Q,)
+        class_labels: The label that each code stands for, ascending. (C,)
+        gallery_embeddings: Unit vectors of what is searched; None where the queries search among
             themselves. (G, D)
-        gallery_codes: class of each. (G,)
-        self_indices: index in the gallery of each query itself, -1 for a query that is not in it;
+        gallery_codes: Class of each gallery image. (G,)
+        self_indices: Index in the gallery of each query itself, -1 for a query that is not in it;
             None where no query is. (Q,)
-        parts: further tensors of the queries by name, for a reranker; Q rows each.
-        gallery_parts: those of the gallery; G rows each.
+        parts: Further tensors of the queries by name, for a reranker; Q rows each.
+        gallery_parts: Those of the gallery; G rows each.
     """
 
     embeddings: Embeddings
@@ -64,12 +64,12 @@ class QueryGallery:
         """Check embeddings and labels, scale them to unit length and number the classes.
 
         Args:
-            embeddings: one row per query, array or tensor, of any length but zero, or `Outputs`
+            embeddings: One row per query, array or tensor, of any length but zero, or `Outputs`
                 with parts for a reranker; what is a `QueryGallery` already is given back. (Q, D)
-            labels: integers or strings, one per query. (Q,)
-            gallery_embeddings: what the queries search, unless they search among themselves. (G, D)
-            gallery_labels: one per row of the gallery. (G,)
-            self_indices: index in the gallery of each query itself, to be left out of its results;
+            labels: Integers or strings, one per query. (Q,)
+            gallery_embeddings: What the queries search, unless they search among themselves. (G, D)
+            gallery_labels: One per row of the gallery. (G,)
+            self_indices: Index in the gallery of each query itself, to be left out of its results;
                 -1 for a query that is not in it. (Q,)
         """
         if isinstance(embeddings, QueryGallery):
@@ -147,7 +147,7 @@ class QueryGallery:
         """Only the images of some classes, on both sides.
 
         Args:
-            chosen: whether each class stays. (C,)
+            chosen: Whether each class stays. (C,)
         """
         here = chosen[self.codes]
         part = replace(
@@ -200,8 +200,8 @@ def as_unit(embeddings: Matrix, name: str) -> Embeddings:
     """Embeddings in their order, divided by their length. (N, D)
 
     Args:
-        embeddings: array or tensor; rows of zeros or non-finite numbers are refused. (N, D)
-        name: the argument's name, for the error.
+        embeddings: Array or tensor; rows of zeros or non-finite numbers are refused. (N, D)
+        name: The argument's name, for the error.
     """
     return _unit(_as_matrix(embeddings, name), name)
 
@@ -210,9 +210,9 @@ def as_labels(labels: Labels, rows: int, name: str) -> NDArray[Any]:
     """Labels as an array of integers or strings. (N,)
 
     Args:
-        labels: one for each row of the embeddings. (N,)
-        rows: how many rows the embeddings have, N.
-        name: the argument's name, for the error.
+        labels: One for each row of the embeddings. (N,)
+        rows: Number of rows of the embeddings, N.
+        name: The argument's name, for the error.
     """
     array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
     if array.ndim != 1 or len(array) != rows:

@@ -2,9 +2,9 @@ from .analysis import SetAnalysis as SetAnalysis
 from .analysis import analyze_set as analyze_set
 from .analysis import check_posteriors as check_posteriors
 from .analysis import check_results as check_results
-from .histograms import PairHistogram as PairHistogram
+from .calibration import Reliability as Reliability
 from .match_probability import MatchProbability as MatchProbability
+from .pairs import PairHistogram as PairHistogram
 from .pairs import Pairs as Pairs
 from .pairs import pair_up as pair_up
-from .reliability import Reliability as Reliability
 from .statistics import PairStatistics as PairStatistics

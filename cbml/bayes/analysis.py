@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from cbml.bayes.histograms import GaussianFit, PairHistogram
+from cbml.bayes.calibration import Reliability
 from cbml.bayes.match_probability import MatchProbability
 from cbml.bayes.neighbors import nearest_neighbors
-from cbml.bayes.reliability import Reliability
+from cbml.bayes.pairs import GaussianFit, PairHistogram
 from cbml.bayes.statistics import PairStatistics
 from cbml.errors import BadData
 from cbml.query_gallery import Labels, Matrix, QueryGallery
@@ -25,16 +25,17 @@ class SetAnalysis:
     """Similarities of the pairs of one set, or of queries with a gallery, under one model.
 
     Args:
-        images: how many; the queries, where there is a gallery.
-        gallery: how many images it has; None where every image is both.
-        classes: how many, on both sides together.
-        statistics: exact moments of all pairs.
-        histogram: of all pairs.
-        positive_fit: how Gaussian the positive pairs are.
-        negative_fit: how Gaussian the negative pairs are.
-        posteriors: of pairs, by "gaussian" and by "monotone", each fitted to half of the classes
-            and checked on the other, beside the "prior", which knows no similarity; without the
-            Gaussians where there are none, and empty where there are too few classes.
+        images: Number of images; of queries, where there is a gallery.
+        gallery: Number of gallery images; None where every image is both query and gallery.
+        classes: Number of classes, of queries and gallery together.
+        statistics: Exact moments of all pairs.
+        histogram: Histogram of the similarities of all pairs.
+        positive_fit: How Gaussian the positive pairs are.
+        negative_fit: How Gaussian the negative pairs are.
+        posteriors: Reliability of pair probabilities, by "gaussian" and by "monotone", each fitted
+            to half of the classes and checked on the other, beside the "prior", which knows no
+            similarity; without the Gaussians where there are none, and empty where there are too
+            few classes.
     """
 
     images: int
@@ -76,11 +77,11 @@ def analyze_set(
     """Analyze the pairs of a set, or of queries with a gallery.
 
     Args:
-        embeddings: one row per image. (N, D)
-        labels: one per row. (N,)
-        gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
-        gallery_labels: one per row of the gallery. (M,)
-        seed: random seed of the halves of classes that check each other.
+        embeddings: One row per image. (N, D)
+        labels: One label per row. (N,)
+        gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
+        gallery_labels: One per row of the gallery. (M,)
+        seed: Random seed of the halves of classes that check each other.
     """
     sides = QueryGallery.of(
         embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
@@ -124,11 +125,11 @@ def check_posteriors(
     out.
 
     Args:
-        embeddings: one row per image. (N, D)
-        labels: one per row. (N,)
-        gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
-        gallery_labels: one per row of the gallery. (M,)
-        seed: random seed of the halves.
+        embeddings: One row per image. (N, D)
+        labels: One label per row. (N,)
+        gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
+        gallery_labels: One per row of the gallery. (M,)
+        seed: Random seed of the halves.
     """
     sides = QueryGallery.of(
         embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
@@ -193,12 +194,12 @@ def check_results(
     """How far match probabilities hold for the first results of searches, by how many are shown.
 
     Args:
-        probability: fitted to other classes than these.
-        embeddings: one row per image, searched for among the others. (N, D)
-        labels: one per row. (N,)
-        gallery_embeddings: what is searched instead of the others, where that is another set.
-            (M, D)
-        gallery_labels: one per row of the gallery. (M,)
+        probability: Fitted to other classes than these.
+        embeddings: One row per image, searched for among the others. (N, D)
+        labels: One label per row. (N,)
+        gallery_embeddings: What is searched instead of the others, where that is another set. (M,
+            D)
+        gallery_labels: One per row of the gallery. (M,)
     """
     sides = QueryGallery.of(
         embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels

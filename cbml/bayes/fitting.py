@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
+from cbml.bayes.calibration import Reliability
 from cbml.bayes.log_odds import Line, MonotoneCurve, Odds
 from cbml.bayes.neighbors import (
     Neighbors,
@@ -15,7 +16,6 @@ from cbml.bayes.neighbors import (
     nearest_neighbors,
     ranks_to_fit,
 )
-from cbml.bayes.reliability import Reliability
 from cbml.errors import BadData
 from cbml.query_gallery import QueryGallery
 
@@ -60,7 +60,6 @@ class Fit(NamedTuple):
     """What was fitted to results.
 
     Args:
-        odds: of a match.
         check: on classes that were held out while fitting.
     """
 
@@ -75,7 +74,6 @@ def choose_fit(results: Results, classes: NDArray[np.int64], *, seed: int) -> Fi
     each half is judged by what was fitted to the other.
 
     Args:
-        results: what to fit to.
         classes: of the queries. (Q,)
         seed: random seed of the halves.
     """
@@ -141,7 +139,6 @@ class FittedOdds(NamedTuple):
     Args:
         by_query: odds from similarities and the cohorts of queries.
         by_both: from those and the cohorts of results; None where that says no more.
-        cohort_mean: the mean over queries.
     """
 
     by_query: Fit

@@ -81,7 +81,6 @@ class Line(NamedTuple):
     Args:
         similarity_weight: of the result's similarity, 1/β.
         cohort_weight: of the mean similarity of the query's cohort.
-        constant: the rest.
         result_weight: of the mean similarity of the result's own cohort.
         ceiling: the similarity above which more says no more: images of two classes can look
             the same, so that the most similar ones are not the surest.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from cbml.bayes.calibration_file import as_record, read_fields
+from cbml.bayes.calibration import Reliability, as_record, read_fields
 from cbml.bayes.fitting import fit_odds
 from cbml.bayes.log_odds import Line, Odds
 from cbml.bayes.neighbors import (
@@ -20,7 +20,6 @@ from cbml.bayes.neighbors import (
     mean_of_cohort,
     nearest_neighbors,
 )
-from cbml.bayes.reliability import Reliability
 from cbml.errors import BadData, DamagedFile
 from cbml.files import write_json
 from cbml.query_gallery import Labels, Matrix, QueryGallery, as_unit
@@ -42,15 +41,15 @@ class MatchProbability:
     a query can expect to find.
 
     Args:
-        by_query: log Φ without b_r, for where only similarities are known.
-        by_both: log Φ with b_r; None where that says no more.
-        cohort: begin and end of the ranks of the cohort.
-        typical_cohort_mean: b for lists that end before the cohort begins.
+        by_query: Log Φ without b_r, for where only similarities are known.
+        by_both: Log Φ with b_r; None where that says no more.
+        cohort: Begin and end of the ranks of the cohort.
+        typical_cohort_mean: B for lists that end before the cohort begins.
         fitted_positives: R where the weights were fitted, for this cohort.
         positives: R where they are used.
         own_positives: R for queries that are among the images searched, and left out.
-        check: how far the probabilities held on classes left out while fitting, b_r known.
-        source: the line of the first fit, which `for_gallery` keeps, to know it again by.
+        check: How far the probabilities held on classes left out while fitting, b_r known.
+        source: The line of the first fit, which `for_gallery` keeps, to know it again by.
     """
 
     by_query: Odds
@@ -86,9 +85,9 @@ class MatchProbability:
         Each image is searched for among all the others; 2,048 of them where there are more.
 
         Args:
-            embeddings: one row per image, or a `QueryGallery` without a gallery. (N, D)
-            labels: one per row. (N,)
-            seed: random seed of that choice, and of the halves of classes that check each other.
+            embeddings: One row per image, or a `QueryGallery` without a gallery. (N, D)
+            labels: One label per row. (N,)
+            seed: Random seed of that choice, and of the halves of classes that check each other.
         """
         sides = QueryGallery.of(embeddings, labels)
         if not sides.searches_itself:
@@ -121,8 +120,8 @@ class MatchProbability:
         """The mean similarity of each query's cohort, (..., 1); a typical one for shorter lists.
 
         Args:
-            similarities: of one query's results along the last axis, in any order; -inf stands for
-                no result. (..., K)
+            similarities: Similarities of one query's results along the last axis, in any order;
+                -inf stands for no result. (..., K)
         """
         ordered = -np.sort(-np.asarray(similarities, dtype=np.float64), axis=-1)
         return mean_of_cohort(ordered, self.cohort, self.typical_cohort_mean)
@@ -133,8 +132,8 @@ class MatchProbability:
         Each different result costs a search.
 
         Args:
-            embeddings: what was searched. (N, D)
-            indices: of the results in it; below zero for none. (..., K)
+            embeddings: What was searched. (N, D)
+            indices: Indices of the results in it; below zero for none. (..., K)
         """
         wanted = np.asarray(indices, dtype=np.int64)
         searched = as_unit(embeddings, "embeddings")
@@ -151,14 +150,14 @@ class MatchProbability:
         """The probability of each result to be of its query's class.
 
         Args:
-            similarities: of one query's results along the last axis, in any order; -inf stands for
-                no result. (..., K)
-            cohort_mean: of the queries, as `cohort_mean` gives it for their unfiltered results.
-                Taken from the similarities when None: then they must be the nearest results,
-                unfiltered, and at least `depth` of them or all there are. (..., 1)
-            result_cohort_mean: of the results, as the method of that name gives it; the
+            similarities: Similarities of one query's results along the last axis, in any order;
+                -inf stands for no result. (..., K)
+            cohort_mean: Cohort mean of each query, as `cohort_mean` gives it for the unfiltered
+                results. Taken from the similarities when None: then they must be the nearest
+                results, unfiltered, and at least `depth` of them or all there are. (..., 1)
+            result_cohort_mean: Cohort mean of each result, as the method of that name gives it; the
                 probabilities are better with it. (..., K)
-            own: whether the queries are among the images searched, and left out of their results:
+            own: Whether the queries are among the images searched, and left out of their results:
                 then there is one relevant image less to be found.
         """
         s = np.atleast_1d(np.asarray(similarities, dtype=np.float64))
@@ -189,10 +188,9 @@ class MatchProbability:
         it.
 
         Args:
-            embeddings: what will be searched. (N, D)
-            labels: one per row, where they are known: a query of one of their classes can expect
-                Σ n_c² / N relevant images, and one that is among them Σ n_c (n_c - 1) / N.
-                (N,)
+            embeddings: What will be searched. (N, D)
+            labels: One per row, where they are known: a query of one of their classes can expect Σ
+                n_c² / N relevant images, and one that is among them Σ n_c (n_c - 1) / N. (N,)
             positives: R, how many relevant images a query can expect; as where it was fitted when
                 neither this nor labels are given.
         """
@@ -244,13 +242,13 @@ class MatchProbability:
 
     def as_record(self) -> dict[str, Any]:
         """What `save` writes: every field, its kind and a checksum."""
-        return as_record(self)
+        return as_record(vars(self))
 
     def save(self, path: Path | str) -> None:
         """Write to a JSON file, atomically.
 
         Args:
-            path: of the file, such as calibration.json in the folder of a run.
+            path: Path of the file, such as calibration.json in the folder of a run.
         """
         write_json(Path(path), self.as_record())
 
@@ -259,7 +257,7 @@ class MatchProbability:
         """Read what `save` wrote, now or before; what is damaged or something else is refused.
 
         Args:
-            path: of the file.
+            path: Path of the file.
         """
         fields = read_fields(Path(path))
         try:

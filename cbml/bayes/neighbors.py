@@ -67,7 +67,6 @@ class ExpectedPositives(NamedTuple):
 
         Args:
             positives: R.
-            images: that are searched.
         """
         if not (math.isfinite(positives) and positives > 0.0):
             raise ValueError(f"positives must be a finite number above zero, got {positives}")

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
 from cbml.bayes.pairs import pair_moments, pair_up
-from cbml.errors import BadData
-from cbml.losses import SMALLEST_SCALE, CBMLLoss, LinearRatio, QuadraticRatio, check_choice
+from cbml.errors import BadData, check_choice
+from cbml.losses import SMALLEST_SCALE, CBMLLoss, LinearRatio, QuadraticRatio
 from cbml.query_gallery import Labels, Matrix, QueryGallery
 
 Exponent = Literal["linear", "quadratic"]
@@ -29,12 +29,12 @@ class PairStatistics:
     """Mean and spread of the similarities of all positive and of all negative pairs.
 
     Args:
-        positive_mean: μ_P.
-        positive_std: σ_P.
-        negative_mean: μ_N.
-        negative_std: σ_N.
+        positive_mean: Mean similarity of positive pairs, μ_P.
+        positive_std: Its standard deviation, σ_P.
+        negative_mean: Mean similarity of negative pairs, μ_N.
+        negative_std: Its standard deviation, σ_N.
         positive_pairs: |P|; in a set of its own each pair counts once.
-        negative_pairs: |N|.
+        negative_pairs: Number of negative pairs, |N|.
     """
 
     positive_mean: float
@@ -59,10 +59,10 @@ class PairStatistics:
         gallery, each image with each of the gallery.
 
         Args:
-            embeddings: one row per image, array or tensor, of any length but zero. (N, D)
-            labels: integers or strings, one per row. (N,)
-            gallery_embeddings: the other side of each pair, where it is not the same set. (M, D)
-            gallery_labels: one per row of the gallery. (M,)
+            embeddings: One row per image, array or tensor, of any length but zero. (N, D)
+            labels: Integers or strings, one per row. (N,)
+            gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
+            gallery_labels: One per row of the gallery. (M,)
         """
         sides = QueryGallery.of(
             embeddings,
@@ -143,7 +143,7 @@ class PairStatistics:
         similar is never less probable.
 
         Args:
-            similarity: of any shape.
+            similarity: Similarities of any shape.
             prior_odds: Θ; that of the counted pairs when None.
         """
         quadratic, slope, constant = self.ratio("quadratic").positive
@@ -202,7 +202,7 @@ class PairStatistics:
         Both are made for means over all pairs, so nothing is mined.
 
         Args:
-            exponent: of Φ, "linear" or "quadratic" in the similarity.
+            exponent: Exponent of Φ, "linear" or "quadratic" in the similarity.
         """
         ratio = self._ratio_to_train_with(exponent)
         numbers = {f"ratio.{name}": value for name, value in dataclasses.asdict(ratio).items()}
@@ -225,7 +225,7 @@ class PairStatistics:
         negatives with the paper's γ = 0.2.
 
         Args:
-            exponent: of Φ, "linear" or "quadratic" in the similarity.
+            exponent: Exponent of Φ, "linear" or "quadratic" in the similarity.
         """
         options = self.loss_options(exponent)
         return CBMLLoss(
@@ -241,7 +241,7 @@ class PairStatistics:
         """The options and the statistics they come from, ready for a run's record.
 
         Args:
-            exponent: of Φ, "linear" or "quadratic" in the similarity.
+            exponent: Exponent of Φ, "linear" or "quadratic" in the similarity.
         """
         return {"options": self.loss_options(exponent), "statistics": self.as_dict()}
 

@@ -2,9 +2,9 @@ from . import datasets as datasets
 from .batches import Batch as Batch
 from .batches import Batches as Batches
 from .batches import EpochBatches as EpochBatches
-from .cache import cache_folder as cache_folder
 from .checks import Report as Report
 from .checks import check as check
+from .checks import contact_sheet as contact_sheet
 from .checks import load_anyway as load_anyway
 from .datasets import DATASETS as DATASETS
 from .datasets import find_dataset as find_dataset
@@ -21,6 +21,7 @@ from .discovery import image_folders as image_folders
 from .discovery import no_images as no_images
 from .discovery import open_source as open_source
 from .downloads import Download as Download
+from .downloads import cache_folder as cache_folder
 from .downloads import download as download
 from .downloads import get as get
 from .image_dataset import ImageDataset as ImageDataset
@@ -32,7 +33,6 @@ from .packed import PackedDataset as PackedDataset
 from .packed import PackedImages as PackedImages
 from .packed import pack as pack
 from .sampler import ClassBalancedSampler as ClassBalancedSampler
-from .sheet import contact_sheet as contact_sheet
 from .spec import DatasetSpec as DatasetSpec
 from .splits import SPLIT_NAMES as SPLIT_NAMES
 from .splits import unlabeled_splits as unlabeled_splits

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from cbml.data.cache import cache_folder
+from cbml.data.downloads import cache_folder
 from cbml.errors import BadData
 from cbml.files import locked
 
@@ -40,7 +40,6 @@ class Limits:
 
     Args:
         entries: files and folders; the largest set of the paper has 120,053 images.
-        total_bytes: of all files together.
         ratio: bytes out for each byte in, beyond the first 64 MB; images hardly compress.
     """
 
@@ -100,7 +99,6 @@ def extract(archive: Path, target: Path, *, limits: Limits | None = None) -> Non
 
     Args:
         archive: a tar file, compressed or not, or a zip file.
-        target: the folder to create.
         limits: how much may come out; the defaults when None.
     """
     meter = _Meter(archive, limits or Limits())

@@ -39,9 +39,9 @@ class EpochBatches:
     """The batches of one epoch, planned by somebody who knows more than the labels.
 
     Args:
-        indices: images of each global batch. (S, B)
-        labels: class of each of them, where it is another than the image's own. (S, B)
-        streams: the stream of each batch; None where there is one. (S,)
+        indices: Images of each global batch. (S, B)
+        labels: Class of each of them, where it is another than the image's own. (S, B)
+        streams: The stream of each batch; None where there is one. (S,)
     """
 
     indices: NDArray[np.int64]
@@ -96,14 +96,14 @@ class Batches:
     so that every rank sees the batches it would see if it read them all.
 
     Args:
-        images: the dataset that the sampler's indices refer to.
-        sampler: the order, such as a ClassBalancedSampler.
-        transform: the random crop of each image.
-        normalization: how pixels become numbers; None leaves them uint8, to be sent to a device
-            in a quarter of the bytes and normalized there.
-        source: where pixels come from, such as a PackedImages; the files when None.
-        workers: threads that prepare batches ahead; 0 prepares each when it is needed.
-        bad_limit: the share of unreadable images above which BadData is raised.
+        images: The dataset that the sampler's indices refer to.
+        sampler: The order, such as a ClassBalancedSampler.
+        transform: The random crop of each image.
+        normalization: How pixels become numbers; None leaves them uint8, to be sent to a device in
+            a quarter of the bytes and normalized there.
+        source: Where pixels come from, such as a PackedImages; the files when None.
+        workers: Threads that prepare batches ahead; 0 prepares each when it is needed.
+        bad_limit: The share of unreadable images above which BadData is raised.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Batches:
         """Take the batches of the epoch about to begin from a plan instead of the sampler's own.
 
         Args:
-            planned: for this epoch alone; None leaves it to the sampler.
+            planned: Batches of this epoch alone; None leaves it to the sampler.
         """
         if planned is not None:
             size, count = planned.indices.shape[1], len(self.images)
@@ -187,8 +187,8 @@ class Batches:
         """This rank's share of one batch.
 
         Args:
-            epoch: number of the epoch, from 0.
-            step: number of the batch within the epoch.
+            epoch: Number of the epoch, from 0.
+            step: Number of the batch within the epoch.
         """
         wanted = self._share(epoch, step)
         length = short_side(self.transform.crop)

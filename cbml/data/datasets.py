@@ -4,7 +4,6 @@ The benchmarks are split by their protocols and checked against the published co
 `table` take anybody's images.
 """
 
-import difflib
 import os
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from cbml.data.folder import Labels, SplitBy, folder
 from cbml.data.image_dataset import Splits
 from cbml.data.spec import DatasetSpec
 from cbml.data.table import TABLE_SUFFIXES, table
-from cbml.errors import BadData
+from cbml.errors import BadData, nearest
 
 __all__ = [
     "DATASETS",
@@ -48,9 +47,7 @@ def find_dataset(name: str) -> DatasetSpec:
         name: A key of `DATASETS`.
     """
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise BadData(f"{name}: no such dataset; {hint}known are {', '.join(DATASETS)}")
+        raise BadData(f"{name}: no such dataset; {nearest(name, DATASETS)}")
     return DATASETS[name]
 
 
@@ -58,7 +55,7 @@ def recognize(source: Path | str) -> str:
     """The name of the dataset that a path most likely is; "folder" if none is known.
 
     Args:
-        source: a folder, an archive, a table, or a dataset's name.
+        source: A folder, an archive, a table, or a dataset's name.
     """
     if _is_name(source):
         return str(source)
@@ -89,17 +86,17 @@ def load(
     """The splits of whatever a path holds, or of a dataset known by name.
 
     Args:
-        source: a folder, an archive, a table, or a dataset's name, such as "emoji" or "cub"; a
-            name is looked for where CBML_DATA says and where `cbml data get` puts it.
-        name: the dataset that it is; recognized when None.
-        validation: share of the training classes to hold out; 0 for none.
-        seed: random seed of the choice of held-out classes.
-        allow_partial: accept a dataset that is not whole; recorded.
-        labels: where the classes of a folder are stated, "folders" or "names" (of the files).
-        label_from: pattern of the file names of a folder, such as "{label}_{n}", or "auto".
+        source: A folder, an archive, a table, or a dataset's name, such as "emoji" or "cub"; a name
+            is looked for where CBML_DATA says and where `cbml data get` puts it.
+        name: The dataset that it is; recognized when None.
+        validation: Share of the training classes to hold out; 0 for none.
+        seed: Random seed of the choice of held-out classes.
+        allow_partial: Accept a dataset that is not whole; recorded.
+        labels: Where the classes of a folder are stated: "folders", or "names" of the files.
+        label_from: Pattern of the file names of a folder, such as "{label}_{n}", or "auto".
         split: "stated" takes the splits of a folder or table; "classes" keeps classes apart.
-        path_column: name of a table's column of the files.
-        label_column: name of a table's column of the classes.
+        path_column: Name of a table's column of the files.
+        label_column: Name of a table's column of the classes.
     """
     name = name or recognize(source)
     if name == "folder":

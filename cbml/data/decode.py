@@ -81,7 +81,7 @@ def open_regular(path: Path) -> io.BufferedReader:
     Opening a named pipe would wait for a writer for ever, and opening a device may do anything.
 
     Args:
-        path: a file, or a symbolic link to one.
+        path: A file, or a symbolic link to one.
     """
     _check_kind(path, os.stat(path).st_mode)  # before opening: a device may react to that
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -97,7 +97,7 @@ def read_bytes(path: Path) -> bytes:
     """The bytes of an image file; raises UnreadableImage where it is not a file of sensible size.
 
     Args:
-        path: the file.
+        path: Path of the file.
     """
     try:
         with open_regular(path) as file:
@@ -116,8 +116,8 @@ def read_image(source: Path | bytes, *, pixel_limit: int = PIXEL_LIMIT) -> Image
     Raises UnreadableImage, and nothing else, for whatever cannot be shown.
 
     Args:
-        source: a file, or the bytes of one.
-        pixel_limit: width times height above which an image is refused before decoding.
+        source: A file, or the bytes of one.
+        pixel_limit: Width times height above which an image is refused before decoding.
     """
     name = source if isinstance(source, Path) else "image"
     try:
@@ -153,10 +153,10 @@ def prefetch(
     Leaving early, also by an interruption, waits only for the items that threads are working on.
 
     Args:
-        work: what to do with an item; must be safe to run in several threads.
-        items: any number of them; taken as the work proceeds.
-        workers: threads; 0 computes each result when it is asked for.
-        ahead: how many results may be waiting or in work at once.
+        work: What to do with an item; must be safe to run in several threads.
+        items: Any number of them; taken as the work proceeds.
+        workers: Threads; 0 computes each result when it is asked for.
+        ahead: Number of results that may be waiting or in work at once.
     """
     if not workers:
         yield from map(work, items)

@@ -102,7 +102,7 @@ def open_source(root: Path | str) -> Path:
     """The folder that a user's `root` stands for; an archive is unpacked into the cache.
 
     Args:
-        root: a folder or an archive.
+        root: A folder or an archive.
     """
     return folder_of(Path(root).expanduser())
 
@@ -187,7 +187,7 @@ def image_folders(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
     Names that begin with a dot are passed over.
 
     Args:
-        folder: where to begin.
+        folder: Folder to begin with.
     """
     for below, files in _walk(folder):
         images = [path for path in files if path.suffix.lower() in SUFFIXES]
@@ -206,7 +206,7 @@ def no_images(folder: Path) -> BadData:
     """The error for a folder without images, with the kinds of file that it holds instead.
 
     Args:
-        folder: where they were looked for.
+        folder: Folder that was searched.
     """
     kinds = Counter(path.suffix.lower() or "no suffix" for path in ignored_files(folder))
     held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(_LISTED))

@@ -1,4 +1,4 @@
-"""Files from their official addresses: checked, resumed, or refused in one line."""
+"""Files from their official addresses, checked, resumed, or refused in one line; the cache."""
 
 import hashlib
 import http.client
@@ -13,7 +13,17 @@ from pathlib import Path
 from cbml.errors import BadData
 from cbml.files import locked
 
-__all__ = ["Download", "download", "get"]
+__all__ = ["Download", "cache_folder", "download", "get"]
+
+
+def cache_folder() -> Path:
+    """The folder named by CBML_CACHE, else `cbml` in the user's cache folder."""
+    named = os.environ.get("CBML_CACHE")
+    if named:
+        return Path(named)
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "cbml"
+
 
 Progress = Callable[[int, int], None]
 
@@ -26,9 +36,9 @@ class Download:
     """One file to download.
 
     Args:
-        url: its official address.
+        url: Official address of the file.
         digest: "sha256:..." or "md5:..." of its bytes, as published.
-        size: its length in bytes; 0 when not published.
+        size: Length in bytes; 0 when not published.
     """
 
     url: str
@@ -52,11 +62,11 @@ def get(
     """Download the files of a dataset; files that are already there are checked and kept.
 
     Args:
-        name: the dataset, as in `cbml data get NAME`.
-        files: what to download.
-        folder: where the files go.
-        page: where its owners can be asked, if there is nothing to download.
-        progress: called with bytes done and bytes in all (0 when unknown) of each file.
+        name: The dataset, as in `cbml data get NAME`.
+        files: The files to download.
+        folder: Folder for the files.
+        page: Where its owners can be asked, if there is nothing to download.
+        progress: Called with bytes done and bytes in all (0 when unknown) of each file.
     """
     if not files:
         raise BadData(
@@ -73,10 +83,10 @@ def download(
     """Download one file, resuming an interrupted attempt, and check its digest.
 
     Args:
-        file: what to download.
-        folder: where it goes.
-        remedy: what else the user can do, added to messages.
-        progress: called with bytes done and bytes in all (0 when unknown).
+        file: The file to download.
+        folder: Folder for the file.
+        remedy: What else the user can do, added to messages.
+        progress: Called with bytes done and bytes in all (0 when unknown).
     """
     target = folder / file.name
     part = folder / f"{file.name}.part"

@@ -1,19 +1,22 @@
 """Anybody's folder of images: classes by folder or by file name, with splits or without."""
 
-from collections import defaultdict
-from collections.abc import Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from PIL import Image
+
+from cbml.data.decode import open_regular
 from cbml.data.discovery import Found, image_folders, no_images, open_source
-from cbml.data.file_names import find_pattern, labels_from_names
 from cbml.data.image_dataset import Splits
-from cbml.data.masks import find_masks
 from cbml.data.splits import SPLIT_NAMES, class_splits, stated_splits, unlabeled_splits
 from cbml.data.table import find_metadata, metadata_splits
 from cbml.errors import BadData
 
-__all__ = ["Labels", "SplitBy", "folder"]
+__all__ = ["Labels", "SplitBy", "find_masks", "find_pattern", "folder", "labels_from_names"]
+
 
 Labels = Literal["folders", "names"]
 SplitBy = Literal["stated", "classes"]
@@ -186,3 +189,144 @@ def _note_left_out(
         )
     if rows[_SHOWN:]:
         splits.record["notes"].append(f"left out: {len(rows) - _SHOWN:,} more folders")
+
+
+# Labels that are part of file names, such as Abyssinian_12.jpg or 0001_c1_000151.jpg.
+#
+# A pattern states how a name is made: {label} is the class, {n} is a number, and any other field,
+# such as {camera}, is a part without separators. The suffix of the file does not count.
+
+_SHARE = 0.95  # of the names that must follow a pattern for it to be proposed
+_ENDINGS = ("_{n}", "-{n}", ".{n}", " ({n})", " {n}", "{n}")
+_CAMERAS = {"img", "image", "dsc", "dscn", "dscf", "pxl", "mvi", "photo", "picture", "screenshot"}
+
+
+def find_pattern(paths: Sequence[Path]) -> str | None:
+    """The first pattern that nearly all names follow and that gives classes of several images."""
+    stems = [path.stem for path in paths]
+    for pattern in [*_field_patterns(stems), *_number_patterns()]:
+        found = [match["label"] for match in map(_compiled(pattern).fullmatch, stems) if match]
+        if len(found) >= _SHARE * len(stems) and _plausible(found):
+            return pattern
+    return None
+
+
+def labels_from_names(paths: Sequence[Path], pattern: str) -> list[str]:
+    """The label of each file by its name; raises BadData where a name does not follow the pattern.
+
+    Args:
+        pattern: such as "{label}_{n}".
+    """
+    compiled = _compiled(pattern)
+    matches = [compiled.fullmatch(path.stem) for path in paths]
+    others = [path for path, match in zip(paths, matches, strict=True) if match is None]
+    if others:
+        raise BadData(
+            f"{others[0].name}: does not follow the pattern {pattern}, as {len(others):,} of "
+            f"{len(paths):,} names do not; state another by --label-from, or move these files away"
+        )
+    return [match["label"] for match in matches if match]
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w*)\}", pattern)  # text, field, text, field ... text
+    if parts[1::2].count("label") != 1:
+        raise BadData(f"--label-from {pattern}: name the class once, as in '{{label}}_{{n}}'")
+    fields = {"label": r"(?P<label>\S.*)", "n": r"\d+"}
+    return re.compile(
+        "".join(
+            fields.get(part, r"[^\s_.-]+") if index % 2 else re.escape(part)
+            for index, part in enumerate(parts)
+        )
+    )
+
+
+def _number_patterns() -> list[str]:
+    """A name and up to three numbers behind it; most numbers first, as all of them count images."""
+    return [f"{{label}}{ending * count}" for count in (3, 2, 1) for ending in _ENDINGS[:3]] + [
+        f"{{label}}{ending}" for ending in _ENDINGS[3:]
+    ]
+
+
+def _field_patterns(stems: Sequence[str]) -> list[str]:
+    """Names of as many fields each, of which the second tells a camera or a sequence: id_c1_7."""
+    (fields, count), *_ = Counter(stem.count("_") + 1 for stem in stems).most_common(1)
+    if fields < 3 or count < _SHARE * len(stems):
+        return []
+    split = [stem.split("_") for stem in stems]
+    cameras = sum(bool(re.match(r"[A-Za-z]{0,4}\d", words[1])) for words in split if words[1:])
+    if cameras < _SHARE * len(stems):
+        return []
+    return ["{label}_{camera}" + "_{frame}" * (fields - 2)]
+
+
+def _plausible(labels: Sequence[str]) -> bool:
+    """At least two classes of two images on average, and not the counter of a camera."""
+    sizes = Counter(labels)
+    cameras = all(label.casefold().rstrip("_- ") in _CAMERAS for label in sizes)
+    letters = any(character.isalnum() for label in sizes for character in label)
+    return len(sizes) > 1 and len(labels) >= 2 * len(sizes) and letters and not cameras
+
+
+# Folders of masks beside the images they belong to, told by names and by pixels.
+#
+# No sign is enough alone: classes number their files alike, and drawings have few colors too. Two
+# of three are asked for: the folder is called so, its files repeat the names of others, its images
+# are palette or gray images of few values.
+
+_NAMES = re.compile(
+    r"(.*[ _-])?(masks?|annotations?|segmentations?|segmentationclass|trimaps?|gt|groundtruth)",
+    re.IGNORECASE,
+)
+_REPEATED = 0.9
+_FEW_VALUES = 32
+_SAMPLES = 3
+_FOLDERS_TO_OPEN = 50  # with more, class folders are what they are
+
+
+def find_masks(root: Path, folders: Mapping[Path, list[Path]]) -> dict[Path, str]:
+    """Folders that seem to hold masks -> why; empty where nothing else would be left.
+
+    Args:
+        root: the folder that was named.
+        folders: each folder below it that holds images, with the images.
+    """
+    found: dict[Path, str] = {}
+    for folder, paths in folders.items():
+        named = any(_NAMES.fullmatch(part) for part in folder.relative_to(root).parts)
+        if not named and len(folders) > _FOLDERS_TO_OPEN:
+            continue
+        reasons = ["by name"] if named else []
+        if _repeats(folder, folders):
+            reasons.append("files named as others")
+        if reasons and _few_values(paths):
+            reasons.append("few values")
+        if len(reasons) > 1:
+            found[folder] = ", ".join(reasons)
+    return found if len(found) < len(folders) else {}
+
+
+def _repeats(folder: Path, folders: Mapping[Path, list[Path]]) -> bool:
+    """Whether one other folder has a file of the same name for nearly each of this one's."""
+    stems = {path.stem for path in folders[folder]}
+    return any(
+        len(stems & {path.stem for path in paths}) >= _REPEATED * len(stems)
+        for other, paths in folders.items()
+        if other != folder and len(paths) >= _REPEATED * len(stems)
+    )
+
+
+def _few_values(paths: list[Path]) -> bool:
+    """Whether some of the images, evenly chosen, are all palette or gray images of few values."""
+    step = max(1, len(paths) // _SAMPLES)
+    for path in paths[::step][:_SAMPLES]:
+        try:
+            with (
+                open_regular(path) as file,
+                Image.open(file, formats=("PNG", "BMP", "GIF")) as image,
+            ):
+                if image.mode not in {"P", "L", "1"} or image.getcolors(_FEW_VALUES) is None:
+                    return False
+        except Exception:  # an unreadable image tells nothing; it is listed when it is decoded
+            return False
+    return bool(paths)

@@ -23,9 +23,9 @@ class ImageDataset:
     two sets name the same class by the same class name, not by the same number.
 
     Args:
-        paths: one file per image.
+        paths: One file per image.
         labels: (N,) the class of each image as an index into `class_names`; None when unknown.
-        class_names: the name of each class; empty when the labels are unknown.
+        class_names: The name of each class; empty when the labels are unknown.
         roles: "query" or "gallery" for each image; None when every image is both.
     """
 
@@ -69,7 +69,7 @@ class ImageDataset:
         """The images at `indices`, in that order; classes left without an image are dropped.
 
         Args:
-            indices: positions in this set.
+            indices: Positions in this dataset.
         """
         chosen = np.asarray(indices, dtype=np.int64)
         places = chosen.tolist()
@@ -85,7 +85,7 @@ class ImageDataset:
         """The images of some classes, in the order of this set.
 
         Args:
-            classes: labels of this set.
+            classes: Labels of this dataset.
         """
         return self.subset(np.flatnonzero(np.isin(self.known_labels, np.asarray(classes))))
 
@@ -93,7 +93,7 @@ class ImageDataset:
         """This set followed by another; classes of one name become one class.
 
         Args:
-            other: the images to add, labeled if these are.
+            other: The images to add, labeled if these are.
         """
         if (self.labels is None) != (other.labels is None):
             raise BadData("joined: one of the two sets has labels and the other has none")
@@ -118,13 +118,13 @@ class Splits:
     """What to learn from, what to choose by, and what to report on.
 
     Args:
-        train: the images to learn from.
+        train: The images to learn from.
         validation: held-out training classes; empty when none were asked for.
-        test: the images to report on; None where query and gallery take its place, or where
-            nothing is known to test against.
-        query: the images that ask, where the protocol separates them; else None.
-        gallery: the images that answer; its labels mean the same classes as those of `query`.
-        record: what was recognized and decided (layout, counts, seed ...), plain enough for JSON.
+        test: The images to report on; None where query and gallery take its place, or where nothing
+            is known to test against.
+        query: The images that ask, where the protocol separates them; else None.
+        gallery: The images that answer; its labels mean the same classes as those of `query`.
+        record: What was recognized and decided (layout, counts, seed ...), plain enough for JSON.
     """
 
     train: ImageDataset

@@ -31,8 +31,8 @@ class ImageSource(Protocol):
         """(3, H, W) uint8; raises UnreadableImage where the image cannot be read.
 
         Args:
-            index: index of the image in its dataset.
-            length: length of the short side.
+            index: Index of the image in its dataset.
+            length: Length of the short side.
         """
 
 
@@ -40,7 +40,7 @@ class FileImages:
     """Images decoded from their files each time they are needed.
 
     Args:
-        paths: one file per image.
+        paths: One file per image.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -50,8 +50,8 @@ class FileImages:
         """(3, H, W) uint8 pixels of an image; raises UnreadableImage where it cannot be read.
 
         Args:
-            index: index of the image.
-            length: length of the short side.
+            index: Index of the image.
+            length: Length of the short side.
         """
         # A copy, because torch will not share memory that it must not write to.
         pixels = torch.from_numpy(np.array(read_image(self.paths[index])))
@@ -82,8 +82,8 @@ class UnreadableImages:
     """The images of a dataset that could not be read: counted, listed, and limited.
 
     Args:
-        paths: the files of the dataset.
-        limit: the share of the dataset above which a run stops; one bad image is always accepted
+        paths: The files of the dataset.
+        limit: The share of the dataset above which a run stops; one bad image is always accepted
             unless the limit is 0.
     """
 
@@ -99,8 +99,8 @@ class UnreadableImages:
         """Note one bad image; raises BadData when there are too many.
 
         Args:
-            index: index of the image.
-            reason: why it cannot be read.
+            index: Index of the image.
+            reason: Why it cannot be read.
         """
         self.reasons[index] = reason
         if len(self) > max(self.limit * len(self.paths), 1 if self.limit else 0):
@@ -114,7 +114,7 @@ class UnreadableImages:
         """Write `bad_images.csv`: path and reason of each bad image, in the order of the dataset.
 
         Args:
-            path: the file to create or replace.
+            path: The file to create or replace.
         """
         with (
             replaced_file(path) as temporary,

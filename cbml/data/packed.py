@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cbml.data.cache import cache_folder
 from cbml.data.decode import UnreadableImage, prefetch, read_bytes, read_image
+from cbml.data.downloads import cache_folder
 from cbml.data.image_dataset import ImageDataset
 from cbml.data.image_files import combined_digest
 from cbml.data.transforms import resized_short_side
@@ -48,7 +48,7 @@ class PackedImages:
     """Pixels of images from a folder written by `pack`.
 
     Args:
-        folder: the folder that `pack` made.
+        folder: The folder that `pack` made.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,8 +85,8 @@ class PackedImages:
         """(3, H, W) uint8 pixels of an image; raises UnreadableImage where it could not be read.
 
         Args:
-            index: index of the image.
-            length: length of the short side; not above the length that was packed.
+            index: Index of the image.
+            length: Length of the short side; not above the length that was packed.
         """
         if length > self.short_side:
             raise BadData(
@@ -112,10 +112,10 @@ class PackedDataset:
     """A dataset whose images are decoded already, without those that cannot be read.
 
     Args:
-        images: the readable images.
-        packed: the pixels of all images.
-        indices: the readable images within `packed`. (N,)
-        bad: path and reason of each image that cannot be read.
+        images: The readable images.
+        packed: The pixels of all images.
+        indices: The readable images within `packed`. (N,)
+        bad: Path and reason of each image that cannot be read.
     """
 
     images: ImageDataset
@@ -128,8 +128,8 @@ class PackedDataset:
         """Pack a dataset in the cache folder, or find it there.
 
         Args:
-            images: the images.
-            crop: side of the square that the network sees.
+            images: The images to pack.
+            crop: Side of the square that the network sees.
         """
         packed = pack(images.paths, cache_folder() / "packed", short_side=side_for(crop))
         indices = tuple(index for index in range(len(images)) if index not in packed.reasons)
@@ -159,11 +159,11 @@ def pack(
     differ in any path, size or time of change get a folder of their own below `cache`.
 
     Args:
-        paths: the files.
-        cache: the folder to keep packed images in.
-        short_side: the length to which the short side is resized; 256 serves the paper's 227 crop.
-        workers: how many images are decoded at once; 0 uses no threads.
-        progress: called with images done and images in all.
+        paths: The files to pack.
+        cache: The folder to keep packed images in.
+        short_side: The length to which the short side is resized; 256 serves the paper's 227 crop.
+        workers: Number of images decoded at once; 0 uses no threads.
+        progress: Called with images done and images in all.
     """
     folder = cache / _fingerprint(paths, short_side)
     with locked(folder, wait=math.inf):

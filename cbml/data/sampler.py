@@ -31,17 +31,17 @@ class ClassBalancedSampler:
 
     Args:
         labels: (N,) the class of each image.
-        classes_per_batch: P.
-        samples_per_class: K.
-        batch_range: smallest and largest batch size; each epoch then draws its own, and P is that
+        classes_per_batch: Number of classes in a batch, P.
+        samples_per_class: Number of images of each class, K.
+        batch_range: Smallest and largest batch size; each epoch then draws its own, and P is that
             size divided by K. The paper uses (80, 200) with pseudo-labels.
-        guessed: the labels are guesses, such as clusters, and may be unbalanced. An epoch then has
-            ceil(N / batch size) batches whatever they are: a class gives at most one window to
-            each batch, windows without a slot wait for another epoch, and where there are fewer
-            than P classes they come with more than K images each.
-        seed: random seed.
-        rank: number of this process, from 0.
-        world_size: number of processes that share each batch.
+        guessed: The labels are guesses, such as clusters, and may be unbalanced. An epoch then has
+            ceil(N / batch size) batches whatever they are: a class gives at most one window to each
+            batch, windows without a slot wait for another epoch, and where there are fewer than P
+            classes they come with more than K images each.
+        seed: Random seed.
+        rank: Number of this process, from 0.
+        world_size: Number of processes that share each batch.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class ClassBalancedSampler:
         """The image indices of this rank's share of a batch.
 
         Args:
-            epoch: number of the epoch, from 0.
-            step: number of the batch within the epoch.
+            epoch: Number of the epoch, from 0.
+            step: Number of the batch within the epoch.
         """
         batch: NDArray[np.int64] = self.plan(epoch)[step]
         return batch[self.rank_slice(len(batch))]
@@ -94,7 +94,7 @@ class ClassBalancedSampler:
         """The part of a global batch that belongs to this rank.
 
         Args:
-            batch_size: size of the global batch.
+            batch_size: Size of the global batch.
         """
         length = batch_size // self.world_size
         return slice(self.rank * length, (self.rank + 1) * length)
@@ -103,7 +103,7 @@ class ClassBalancedSampler:
         """(batches, P * K) image indices of all global batches of an epoch.
 
         Args:
-            epoch: number of the epoch, from 0.
+            epoch: Number of the epoch, from 0.
         """
         if self._kept is None or self._kept[0] != epoch:
             self._kept = (epoch, self._planned(epoch))
@@ -128,7 +128,7 @@ class ClassBalancedSampler:
         """Resume from the position of another sampler over the same images.
 
         Args:
-            state: result of `state_dict`; refused if the batches would not be the same.
+            state: Result of `state_dict`; refused if the batches would not be the same.
         """
         mine = self._conditions()
         for name, value in state["conditions"].items():

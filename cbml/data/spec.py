@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from cbml.data.cache import cache_folder
 from cbml.data.discovery import Found
-from cbml.data.downloads import Download
+from cbml.data.downloads import Download, cache_folder
 from cbml.data.image_dataset import ROLES, Splits
 from cbml.data.splits import count_images, hold_out_classes, pair_roles, split_notes
 from cbml.errors import BadData
@@ -29,18 +28,18 @@ class DatasetSpec:
     """A benchmark with a published protocol; called with a folder it gives its splits.
 
     Args:
-        name: the name that users type, such as "cub".
-        title: its full name.
-        printed_name: its name in the paper's tables.
-        summary: one line for `cbml data list`.
-        counts: images and classes of each split, as published.
-        find: reads a folder or an archive, whatever its layout.
-        page: its home page, with the terms of use.
-        markers: groups of files of which one group is enough to recognize it.
-        class_of: the official class that a folder's name stands for, None for other names.
-        archives: names of the official archives, and of the folders they unpack to.
-        downloads: the files to fetch; none where the owners ask for an agreement first.
-        installed: where a package has put the images, for a dataset that comes with pip.
+        name: The name that users type, such as "cub".
+        title: Full name of the dataset.
+        printed_name: Its name in the paper's tables.
+        summary: One line for `cbml data list`.
+        counts: Images and classes of each split, as published.
+        find: Reads a folder or an archive, whatever its layout.
+        page: Home page, with the terms of use.
+        markers: Groups of files of which one group is enough to recognize it.
+        class_of: The official class that a folder's name stands for, None for other names.
+        archives: Names of the official archives, and of the folders they unpack to.
+        downloads: The files to fetch; none where the owners ask for an agreement first.
+        installed: Where a package has put the images, for a dataset that comes with pip.
     """
 
     name: str

@@ -164,10 +164,10 @@ def unlabeled_splits(name: str, source: Path, layout: str, paths: Sequence[Path]
     """Images of which nothing is known: all of them to train.
 
     Args:
-        name: "folder" or "table".
-        source: the folder or table.
-        layout: how it was recognized.
-        paths: the files.
+        name: Kind of source, "folder" or "table".
+        source: The folder or table.
+        layout: How the source was recognized.
+        paths: The image files.
     """
     record = _record(name, source, layout)
     splits = Splits(ImageDataset(tuple(paths)), ImageDataset(()), record=record)

@@ -37,7 +37,7 @@ def short_side(crop: int) -> int:
     """The length to which the short side is resized before a crop: 256 for 227, 108 for 96.
 
     Args:
-        crop: the side of the square that the network sees.
+        crop: The side of the square that the network sees.
     """
     if crop < 1:
         raise BadData(f"crop={crop}: at least 1 pixel")
@@ -54,10 +54,10 @@ class TrainTransform:
     the largest central part of an allowed ratio if none does.
 
     Args:
-        crop: the side of the square; 227 in the paper.
-        scale: smallest and largest share of the area; (0.16, 1) in the authors' program.
-        ratio: smallest and largest width / height; torchvision's default.
-        flip: how often the image is mirrored; 0.5 in the authors' program.
+        crop: The side of the square; 227 in the paper.
+        scale: Smallest and largest share of the area; (0.16, 1) in the authors' program.
+        ratio: Smallest and largest width / height; torchvision's default.
+        flip: Probability that the image is mirrored; 0.5 in the authors' program.
     """
 
     crop: int = 227
@@ -119,8 +119,8 @@ class TrainTransform:
 
         Args:
             pixels: (3, H, W) uint8, short side already resized.
-            box: top, left, height, width.
-            mirrored: whether left and right change places.
+            box: Top, left, height and width.
+            mirrored: Whether left and right change places.
         """
         top, left, height, width = box.tolist()
         part = pixels[:, top : top + height, left : left + width]
@@ -135,8 +135,8 @@ def resized_short_side(pixels: Tensor, length: int) -> Tensor:
     65,500 x 1 pixels as a whole would take gigabytes.
 
     Args:
-        pixels: (3, H, W) uint8.
-        length: of the short side afterwards.
+        pixels: Image as uint8, (3, H, W).
+        length: Length of the short side afterwards.
     """
     for axis in (1, 2):
         longest = _LONGEST * min(pixels.shape[1:])
@@ -163,8 +163,8 @@ class Normalization:
         value = (pixel * scale - mean) / std, channel by channel, after the order of channels
 
     Args:
-        mean: subtracted from each channel, in the order of the network's channels.
-        std: what each channel is divided by.
+        mean: Subtracted from each channel, in the order of the network's channels.
+        std: What each channel is divided by.
         scale: 1/255 for backbones that saw numbers in [0, 1]; 1 for those that saw 0 to 255.
         order: "RGB", or "BGR" for backbones from Caffe.
     """

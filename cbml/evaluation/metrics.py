@@ -25,7 +25,7 @@ class Metric(NamedTuple):
     """How a score is computed, and from what.
 
     Args:
-        compute: the function; its arguments depend on `needs`.
+        compute: The function; its arguments depend on `needs`.
         needs: "first hit" and "nearest" take the ranks of each query's positives, ascending (Q, W),
             and R (Q,), and give a value for each query, of which the score is the mean. With
             "first hit" only the first rank counts; "nearest" has all ranks up to R, and any larger
@@ -74,8 +74,8 @@ def agreement(classes: Codes, clusters: Codes) -> tuple[float, float]:
     thousands of classes, but few sizes.
 
     Args:
-        classes: group of each thing. (N,)
-        clusters: its group in the other grouping. (N,)
+        classes: Group of each thing. (N,)
+        clusters: Each row's group in the other grouping. (N,)
     """
     class_sizes, cluster_sizes = _sizes(classes), _sizes(clusters)
     if len(class_sizes) == len(cluster_sizes) == 1:

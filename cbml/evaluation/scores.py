@@ -23,9 +23,9 @@ class KMeansOptions:
     """How the queries are clustered for NMI and AMI.
 
     Args:
-        seed: random seed of the first centers.
-        iterations: rounds of assignment and averaging; 20 as in pytorch-metric-learning.
-        attempts: starts with different first centers, of which the best is kept.
+        seed: Random seed of the first centers.
+        iterations: Rounds of assignment and averaging; 20 as in pytorch-metric-learning.
+        attempts: Starts with different first centers, of which the best is kept.
     """
 
     seed: int = 0
@@ -41,18 +41,18 @@ class Scores:
     image has no positive: it is left out of every mean, its rank is 0, its values are NaN.
 
     Args:
-        metrics: every score that was computed, by its name in `METRICS`.
-        queries: how many queries were scored.
-        lone_queries: how many were left out because no positive exists.
-        gallery: how many images were searched, the query itself among them where it is one.
-        classes: how many classes the queries have, and so the number of clusters asked for.
-        kmeans_seed: seed of the clustering; None where there was none.
-        kmeans_iterations: its rounds.
-        kmeans_attempts: its starts, of which the best was kept.
-        labels: label of each query. (Q,)
-        first_hits: rank of each query's nearest positive, 1 for the best, 0 for none. (Q,)
+        metrics: Every score that was computed, by its name in `METRICS`.
+        queries: Number of queries that were scored.
+        lone_queries: Number of queries left out because no positive exists.
+        gallery: Number of images searched, the query itself among them where it is one.
+        classes: Number of classes of the queries, and so the number of clusters asked for.
+        kmeans_seed: Seed of the clustering; None where there was none.
+        kmeans_iterations: Iterations of each k-means attempt.
+        kmeans_attempts: Number of k-means attempts, of which the best was kept.
+        labels: Label of each query. (Q,)
+        first_hits: Rank of each query's nearest positive, 1 for the best, 0 for none. (Q,)
         positives: R, how many images of its class each query can find. (Q,)
-        per_query: the value of each query, by the name of the metric that is its mean. (Q,)
+        per_query: The value of each query, by the name of the metric that is its mean. (Q,)
     """
 
     metrics: dict[str, float]
@@ -72,7 +72,7 @@ class Scores:
         """The mean of a metric over the queries of each class, by label; lone classes left out.
 
         Args:
-            metric: a name in `per_query`, such as "recall@1".
+            metric: A name in `per_query`, such as "recall@1".
         """
         values = self.per_query[metric]
         scored = ~np.isnan(values)
@@ -84,7 +84,7 @@ class Scores:
         """The mean over classes of their means, so that a large class counts as much as a small.
 
         Args:
-            metric: a name in `per_query`, such as "recall@1".
+            metric: A name in `per_query`, such as "recall@1".
         """
         means = self.per_class(metric)
         return sum(means.values()) / len(means)
@@ -117,19 +117,19 @@ def evaluate(
     any positive is left out and counted.
 
     Args:
-        embeddings: one row per query, array or tensor, of any length but zero; or a `QueryGallery`,
+        embeddings: One row per query, array or tensor, of any length but zero; or a `QueryGallery`,
             and then neither labels nor a gallery beside it. (Q, D)
-        labels: integers or strings, one per row. (Q,)
-        gallery_embeddings: what the queries search, where it is not the queries. (G, D)
-        gallery_labels: one per row of the gallery. (G,)
-        recall_at: the K of Recall@K; the default holds those of the paper's tables.
-        metrics: names in `METRICS`, such as "recall@k" or "map@r"; None for all of them.
-        reranker: puts the nearest images of each query in a new order before they are ranked; the
+        labels: Integers or strings, one per row. (Q,)
+        gallery_embeddings: What the queries search, where it is not the queries. (G, D)
+        gallery_labels: One per row of the gallery. (G,)
+        recall_at: The K of Recall@K; the default holds those of the paper's tables.
+        metrics: Names in `METRICS`, such as "recall@k" or "map@r"; None for all of them.
+        reranker: Puts the nearest images of each query in a new order before they are ranked; the
             embeddings are then `Outputs` with the parts that it reads.
-        candidates: how many of the nearest it is given.
-        clustering: compute NMI and AMI, from k-means of the queries into as many clusters as they
+        candidates: Number of nearest images that the reranker is given.
+        clustering: Compute NMI and AMI, from k-means of the queries into as many clusters as they
             have classes.
-        kmeans_options: seed, iterations and attempts of k-means; None for the usual ones.
+        kmeans_options: Seed, iterations and attempts of k-means; None for the usual ones.
     """
     chosen = _chosen(metrics, clustering)
     computes = _computes(chosen, _as_cutoffs(recall_at))

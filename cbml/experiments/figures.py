@@ -51,11 +51,8 @@ def draw_gap(
     """Two panels of bars, with and without labels: a pair of bars for each method.
 
     Args:
-        pyplot: of matplotlib.
         jobs: the order of the methods.
         records: with scores on training and test classes.
-        out: not used.
-        sources: not used.
     """
     del out, sources
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True)
@@ -94,11 +91,7 @@ def draw_terms(
     """A row of panels for each row: L_P, L_N, L_2 and L over steps.
 
     Args:
-        pyplot: of matplotlib.
         jobs: the order of the rows.
-        records: with terms.
-        out: not used.
-        sources: not used.
     """
     del out, sources
     names = list(dict.fromkeys(job.row for job in jobs))
@@ -124,11 +117,7 @@ def draw_gamma(
     """A curve for each backbone.
 
     Args:
-        pyplot: of matplotlib.
-        jobs: not used.
         records: with a `target_mix` among their settings.
-        out: not used.
-        sources: not used.
     """
     del jobs, out, sources
     curves: dict[str, dict[float, list[float]]] = {}
@@ -171,8 +160,8 @@ def check_figure(figure: Figure, jobs: Sequence[Job]) -> None:
     """Refuse what cannot be drawn, before anything is trained for it.
 
     Args:
-        figure: what to draw.
-        jobs: that it would be drawn from.
+        figure: The figure to draw.
+        jobs: The jobs that it would be drawn from.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtra("matplotlib", "plots")
@@ -198,10 +187,10 @@ def draw_figure(figure: Figure, jobs: Sequence[Job], out: Path, sources: Sources
     """Draw a figure from finished jobs into OUT/figures, and give its path.
 
     Args:
-        figure: what to draw.
-        jobs: all finished.
-        out: folder of runs and records.
-        sources: places of images and weights.
+        figure: The figure to draw.
+        jobs: Its jobs, all finished.
+        out: Folder of runs and records.
+        sources: Places of images and weights.
     """
     named = {run_name(job): job for job in sources.named(jobs)}
     records = [

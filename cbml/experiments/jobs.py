@@ -57,7 +57,7 @@ class Job:
         config: Every choice; `data.source` is the name of a dataset, not its place. Its
             `data.model_selection` "test" trains on all training classes and chooses the model on
             the test, which is optimistic.
-        scale: "full" or "laptop".
+        scale: Scale of the run, "full" or "laptop".
         scored: The splits whose scores are noted; a trial never has "test" among them.
         overrides: What was changed in the row, by flat names such as "steps".
         learning_rate_from: Where the learning rate comes from: "config", "trials on validation

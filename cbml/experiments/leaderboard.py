@@ -39,7 +39,6 @@ class Entry:
 
     Args:
         name: Name of a loss or method, or "package.module:Class" for one of your own.
-        kind: Which of the two.
     """
 
     name: str
@@ -52,8 +51,6 @@ class Protocol:
 
     Args:
         config: Every setting but the loss, the method, the seed and the learning rate.
-        learning_rates: Tried for each entry.
-        trial_steps: Length of a trial.
         trial_data: The dataset of the trials; other datasets take the learning rates found there.
         losses: Settings of the section `loss` that single losses need.
     """
@@ -99,8 +96,8 @@ def find_entries(
 
     Args:
         only: Patterns with * and ?; none takes all unless classes of your own are given.
-        losses: "package.module:Class" each.
-        methods: "package.module:Class" each.
+        losses: Losses of your own, "package.module:Class" each.
+        methods: Methods of your own, "package.module:Class" each.
     """
     own = [Entry(name, "loss") for name in losses] + [Entry(name, "method") for name in methods]
     known = [Entry(name, "loss") for name in LOSS_NAMES]
@@ -171,12 +168,12 @@ def run_leaderboard(
     Like `run_jobs`, it repeats nothing that is done, and several processes may share `out`.
 
     Args:
-        entries: What `find_entries` gives.
+        entries: The entries that `find_entries` gives.
         data: Name of the dataset; learning rates are always those of the protocol's own.
         out: Folder of runs and records.
         seeds: Random seeds of the full runs.
         sources: Places of images and weights.
-        callback: Hears of every step.
+        callback: Called at every step.
         protocol: Another protocol than the frozen one; its numbers never enter the table.
     """
     protocol = protocol or read_protocol()

@@ -33,10 +33,7 @@ def draw_similarity(
     """A line of panels for each model, the one before training first.
 
     Args:
-        pyplot: of matplotlib.
         jobs: the trained models; one seed of each is shown.
-        records: not used.
-        out: folder of the runs.
         sources: places of images and weights.
     """
     del records
@@ -105,10 +102,7 @@ def draw_examples(
     """A line for each query: the query, what the first method finds, what the second finds.
 
     Args:
-        pyplot: of matplotlib.
         jobs: two rows; the first seed of each is shown.
-        records: not used.
-        out: folder of the runs.
         sources: places of images and weights.
     """
     del records
@@ -158,7 +152,6 @@ def nearest(vectors: Vectors, count: int) -> Indices:
 
     Args:
         vectors: unit vectors. (N, D)
-        count: how many.
     """
     parts = []
     for start in range(0, len(vectors), 1024):
@@ -176,7 +169,6 @@ def choose_queries(first: Indices, second: Indices, labels: Indices, count: int)
         first: what the first method finds. (N, K)
         second: what the second finds. (N, K)
         labels: of all images. (N,)
-        count: at most so many.
     """
     hits = [(labels[indices] == labels[:, None]).sum(axis=1) for indices in (first, second)]
     lead = hits[1] - hits[0]

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from cbml.errors import BadData
 from cbml.experiments.jobs import Job, Record
-from cbml.experiments.rows import Row, Scale, Table
-from cbml.experiments.scales import row_config
+from cbml.experiments.rows import Row, Scale, Table, row_config
 from cbml.experiments.tables import LOSS_ABLATION, find_table
 from cbml.runs import FLAT_KEYS, parse_overrides, plain_value
 
@@ -34,8 +33,8 @@ class Plan:
     """What is asked for of a table.
 
     Args:
-        table: The table.
-        scale: "full" or "laptop".
+        table: The table to plan for.
+        scale: Scale of the runs, "full" or "laptop".
         data: Name of a dataset; at the full scale None takes all datasets of the table.
         model_selection: "validation" chooses the model on held-out training classes, "test" on the
             test classes, as the paper does: optimistic.
@@ -60,7 +59,7 @@ def parse_sweeps(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     """Sweeps from the words of the command line.
 
     Args:
-        texts: "key=value" or "key=value,value" each.
+        texts: Texts of the form "key=value" or "key=value,value".
     """
     sweeps: dict[str, tuple[Any, ...]] = {}
     for text in texts:
@@ -111,7 +110,7 @@ def plan_jobs(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) -
     """The jobs of a plan, seed by seed, so that a part of the work is a whole table.
 
     Args:
-        plan: What is asked for.
+        plan: The rows, datasets and seeds asked for.
         seeds: Random seeds of the runs.
         trials: Records that decide the learning rate of each row that has some; a row without
             takes that of its family, or of the row that it names.

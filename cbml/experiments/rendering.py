@@ -31,9 +31,7 @@ class Estimate:
     """A mean over seeds.
 
     Args:
-        mean: of the values.
         half_width: of the 95 % interval around it; None for a single value.
-        count: of the values.
     """
 
     mean: float
@@ -48,10 +46,7 @@ class Estimate:
 def estimate(values: Sequence[float]) -> Estimate:
     """The mean and its 95 % interval by Student's t over the values.
 
-        mean ± t(n - 1) s / √n,   s² = Σ (x - mean)² / (n - 1)
-
-    Args:
-        values: one for each seed.
+    mean ± t(n - 1) s / √n,   s² = Σ (x - mean)² / (n - 1)
     """
     count = len(values)
     if not count:
@@ -72,8 +67,6 @@ class Line:
         label: of the row, with what was changed in it.
         rate: learning rate, as text; empty where the seeds differ in it or nothing is ours.
         ours: column -> mean over seeds, in percent.
-        published: column -> percent.
-        network: of the published numbers.
     """
 
     label: str
@@ -89,9 +82,6 @@ class Block:
     network and length of training.
 
     Args:
-        title: says all of it.
-        columns: of the scores.
-        lines: the rows.
         same_images: whether published numbers are of the same images and network.
         without: published methods that have no recipe of ours -> why.
     """
@@ -107,8 +97,8 @@ def table_blocks(table: Table, records: Iterable[Record]) -> list[Block]:
     """The tables to print; that of the published numbers alone where nothing is ours.
 
     Args:
-        table: the rows.
-        records: of any tables; trials are passed over.
+        table: The table, which names its rows.
+        records: Records of any tables; trials are passed over.
     """
     groups: dict[_Place, list[Record]] = {}
     for record in records:
@@ -269,8 +259,8 @@ def as_markdown(table: Table, blocks: Sequence[Block]) -> str:
     """The tables in Markdown.
 
     Args:
-        table: gives the heading.
-        blocks: of `table_blocks`.
+        table: The table, which gives the heading.
+        blocks: The blocks that `table_blocks` gives.
     """
     parts = [f"### {table.name}", "", f"{table.title}."]
     for block in blocks:

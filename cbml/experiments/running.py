@@ -35,8 +35,8 @@ class Progress:
     """What became of each job.
 
     Args:
-        finished: Jobs done before.
-        done: Jobs done now.
+        finished: Jobs that were done before.
+        done: Jobs done in this call.
         failed: Jobs done now whose numbers became non-finite.
         elsewhere: Jobs that another process works on.
         refused: What is missing or wrong -> the names of the jobs that wait for it.
@@ -81,10 +81,10 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
     keep others from being run.
 
     Args:
-        jobs: What is wanted.
+        jobs: The jobs to run.
         out: Folder of runs and records.
         sources: Places of images and weights.
-        callback: Hears of every step.
+        callback: Called at every step.
     """
     progress = Progress()
     jobs = sources.named(jobs)

@@ -34,12 +34,12 @@ def search_row(
     """The records of a search, the best in validation first; the test is never scored.
 
     Args:
-        plan: Of exactly one row.
-        space: What `parse_ranges` gives.
+        plan: A plan of exactly one row.
+        space: The ranges that `parse_ranges` gives.
         count: Runs in all, those of earlier calls included.
         out: Folder of runs and records.
         sources: Places of images and weights.
-        callback: Hears of every step.
+        callback: Called at every step.
     """
     row, fixed = _only_row(plan)
     file = records_file(out, trial_job(row, plan, fixed, _KIND))

@@ -9,8 +9,7 @@ from pathlib import Path
 from cbml.data import DATASETS, recognize
 from cbml.errors import BadData, DamagedFile, MissingExtra
 from cbml.experiments.jobs import Job
-from cbml.experiments.rows import BACKBONE_NAMES, DATA_NAMES, Row, Scale
-from cbml.experiments.scales import row_config
+from cbml.experiments.rows import BACKBONE_NAMES, DATA_NAMES, Row, Scale, row_config
 from cbml.files import sha256
 from cbml.models import Embedder
 from cbml.runs import RunConfig
@@ -52,7 +51,7 @@ class Sources:
         networks, and images of another dataset than the jobs say are refused.
 
         Args:
-            jobs: As planned.
+            jobs: Jobs as they were planned.
         """
         if self.root is not None:
             self._check_root({job.config.data.source for job in jobs})
@@ -104,7 +103,7 @@ class Sources:
         """One line for each thing that is not here, with the option that gives it -> its jobs.
 
         Args:
-            jobs: As `named` gives them.
+            jobs: Jobs as `named` gives them.
         """
         lines: dict[str, list[Job]] = {}
         checked: dict[tuple[str, ...], str | None] = {}
@@ -159,9 +158,7 @@ class Cost:
     """What must be there, and about how long it takes.
 
     Args:
-        needs: Images and weights.
         hours: For one seed; an estimate from counted operations.
-        device: On what.
     """
 
     needs: str

@@ -1,11 +1,11 @@
 """Every table by name: the loss ablation, comparisons of methods, studies, pseudo-labels."""
 
-import difflib
 from typing import Any
 
-from cbml.errors import BadData
+from cbml.errors import BadData, nearest
 from cbml.experiments.rows import (
     DATA_NAMES,
+    RANDOM_START,
     Changes,
     Key,
     Row,
@@ -14,7 +14,6 @@ from cbml.experiments.rows import (
     merged,
     published_keys,
 )
-from cbml.experiments.scales import RANDOM_START
 from cbml.experiments.studies import FIGURE_TABLES, STUDIES, WHOLE, published_row
 
 # Methods of the paper's tables -> our loss.
@@ -254,7 +253,5 @@ def find_table(name: str) -> Table:
     """The table or figure of that name; a wrong one is refused with the nearest."""
     known = TABLES | FIGURE_TABLES
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
-        raise BadData(f"{name!r}: no such table or figure; {hint}")
+        raise BadData(f"{name!r}: no such table or figure; {nearest(name, known)}")
     return known[name]

@@ -15,14 +15,14 @@ class Clusters:
     """Centers, who belongs to which, and how they were found.
 
     Args:
-        centers: one row per cluster; fewer than asked if fewer vectors are distinct. (K, D)
-        assignments: the nearest center of each vector. (N,)
-        sizes: vectors of each cluster; with many duplicates a cluster can stay empty. (K,)
-        objective: mean squared distance of a vector to its center; the mean cosine when spherical.
-        iterations: rounds of every attempt.
-        seed: of the first centers.
-        attempts: starts with different first centers, of which the best was kept.
-        spherical: centers are unit vectors and the nearest is the one with the largest cosine.
+        centers: One row per cluster; fewer than asked if fewer vectors are distinct. (K, D)
+        assignments: The nearest center of each vector. (N,)
+        sizes: Vectors of each cluster; with many duplicates a cluster can stay empty. (K,)
+        objective: Mean squared distance of a vector to its center; the mean cosine when spherical.
+        iterations: Iterations of each attempt.
+        seed: Random seed of the first centers.
+        attempts: Starts with different first centers, of which the best was kept.
+        spherical: Centers are unit vectors and the nearest is the one with the largest cosine.
     """
 
     centers: Vectors = field(repr=False, compare=False)
@@ -51,12 +51,12 @@ def kmeans(
     vectors, each distinct vector is a center, and there are no more centers than that.
 
     Args:
-        vectors: one row each, array or tensor of floating point numbers. (N, D)
-        clusters: K.
-        iterations: rounds of assignment and averaging; 20 as in pytorch-metric-learning.
-        seed: of the choice of the first centers.
-        attempts: start this often and keep the best.
-        spherical: compare by cosine; vectors and centers are scaled to unit length.
+        vectors: One row each, array or tensor of floating point numbers. (N, D)
+        clusters: Number of clusters, K.
+        iterations: Rounds of assignment and averaging; 20 as in pytorch-metric-learning.
+        seed: Random seed of the first centers.
+        attempts: Start this often and keep the best.
+        spherical: Compare by cosine; vectors and centers are scaled to unit length.
     """
     for name, value in (("clusters", clusters), ("iterations", iterations), ("attempts", attempts)):
         if value < 1:

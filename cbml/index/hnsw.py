@@ -52,11 +52,7 @@ class Hnsw:
         self.live = np.concatenate([self.live, np.arange(first, len(self.rows))])
 
     def remove(self, places: Ids) -> None:
-        """Take rows out; those behind them move up.
-
-        Args:
-            places: which rows, each once.
-        """
+        """Take rows out; those behind them move up."""
         live = np.delete(self.live, places)
         if 4 * len(live) > 3 * len(self.rows):
             self.live = live

@@ -8,11 +8,10 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from cbml.errors import DamagedFile
+from cbml.errors import DamagedFile, check_choice
 from cbml.files import load_folder, save_folder
-from cbml.index.flat import Flat
+from cbml.index.flat import Flat, Sq8
 from cbml.index.hnsw import EFFORT, Hnsw
-from cbml.index.sq8 import Sq8
 from cbml.index.vectors import Ids, Vectors, as_count, as_new_ids, as_unit_vectors, indices_of
 
 SAVED = "cbml index 1"
@@ -28,8 +27,8 @@ class Matches:
     K is the number asked for, or the number of rows where there are fewer: nothing is filled up.
 
     Args:
-        ids: of the neighbors. (Q, K)
-        similarities: cosines, descending. (Q, K)
+        ids: Ids of the neighbors. (Q, K)
+        similarities: Cosine similarities, descending. (Q, K)
     """
 
     ids: Ids = field(repr=False)
@@ -43,21 +42,19 @@ class Index:
     that call is added. Searches may run in several threads at once, changes may not.
 
     Args:
-        dim: length of a vector, D.
+        dim: Length of a vector, D.
         kind: "flat" compares with every vector and is exact; "sq8" does so with one byte per
             number, a quarter of the memory; "hnsw" walks a graph, quick and nearly always right.
-        folder: where `save` puts it.
+        folder: Folder that `save` writes to.
     """
 
     def __init__(self, dim: int, *, kind: Kind = "flat", folder: Path | str | None = None) -> None:
         if not isinstance(dim, int) or dim < 1:
             raise ValueError(f"dim must be a whole number of at least 1, got {dim!r}")
-        if kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
         self.dim = dim
-        self.kind = kind
+        self.kind = check_choice(kind, "kind", tuple(KINDS))
         self.folder = None if folder is None else Path(folder)
-        self._engine = KINDS[kind](dim)
+        self._engine = KINDS[self.kind](dim)
         self._ids = np.empty(0, dtype=np.int64)
         self._next_id = 0
 
@@ -76,8 +73,8 @@ class Index:
 
         Args:
             vectors: float32 rows of unit length. (N, D)
-            ids: whole numbers from 0, not in the index yet; by default they go on after the
-                largest ever used, so that the id of a removed row does not come back. (N,)
+            ids: Whole numbers from 0, not in the index yet; by default they go on after the largest
+                ever used, so that the id of a removed row does not come back. (N,)
         """
         rows = as_unit_vectors(vectors, self.dim, "vectors")
         if ids is None:
@@ -93,7 +90,7 @@ class Index:
         """Take rows out; if one of the ids is unknown, none is.
 
         Args:
-            ids: which rows. (M,)
+            ids: Ids of the rows to remove. (M,)
         """
         places = np.unique(indices_of(ids, self._ids))
         if len(places):
@@ -104,7 +101,7 @@ class Index:
         """The rows of these ids, (M, D).
 
         Args:
-            ids: which rows. (M,)
+            ids: Ids of the rows. (M,)
         """
         return self._engine.vectors(indices_of(ids, self._ids))
 
@@ -113,9 +110,9 @@ class Index:
 
         Args:
             queries: float32 rows of unit length. (Q, D)
-            k: neighbors of each; fewer are given where the index has fewer.
-            effort: how many rows a walk through an "hnsw" graph keeps in view: more takes longer
-                and finds more. The other kinds look at every row.
+            k: Neighbors of each; fewer are given where the index has fewer.
+            effort: Number of rows that a walk through an "hnsw" graph keeps in view: more takes
+                longer and finds more. The other kinds look at every row.
         """
         rows, width = as_unit_vectors(queries, self.dim, "queries"), min(as_count(k), len(self))
         if not (width and len(rows)):
@@ -131,7 +128,7 @@ class Index:
         """Save everything; the folder holds the old index or the new one, never something between.
 
         Args:
-            folder: made if missing; an index in it is replaced. By default where the index was
+            folder: Made if missing; an index in it is replaced. By default where the index was
                 loaded from or saved to before.
         """
         if folder is not None:
@@ -151,7 +148,7 @@ class Index:
         """A saved index; every byte is compared with its SHA-256 before anything is made of it.
 
         Args:
-            folder: written by `save`.
+            folder: Folder written by `save`.
         """
         parts, about = load_folder(Path(folder), SAVED)
         if set(parts) != {PART}:

@@ -153,7 +153,6 @@ class Collection:
 
     Args:
         address: "http://host:19530", or the path of a milvus-lite file.
-        name: letters, digits and underscores.
         dim: numbers in a vector; a collection with another width is refused.
         token: "user:password" or a key, for servers that ask for one.
         timeout: seconds to wait for an answer.
@@ -181,8 +180,6 @@ class Collection:
         """These fields of the rows that meet a condition; with a limit, those of the smallest ids.
 
         Args:
-            where: the condition.
-            fields: their names.
             limit: how many rows at most, up to LARGEST_PAGE.
             strict: see what all programs have written up to now, for which the server waits a
                 fifth of a second; else what this one has.
@@ -228,8 +225,6 @@ class Collection:
         """Write rows, in as many messages as it takes.
 
         Args:
-            ids: one for each row.
-            batches: one for each row.
             vectors: rows. (N, D)
         """
         step = max(1, MESSAGE_BYTES // (4 * self.dim + 64))
@@ -240,11 +235,7 @@ class Collection:
                 self._client.insert(self.name, data=block, timeout=self.timeout)
 
     def delete(self, where: str) -> None:
-        """Delete all rows that meet a condition, by one request.
-
-        Args:
-            where: the condition.
-        """
+        """Delete all rows that meet a condition, by one request."""
         with self._one_line():
             self._client.delete(self.name, filter=where, timeout=self.timeout)
 

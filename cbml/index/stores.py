@@ -29,7 +29,7 @@ class Store(Protocol):
 
         Args:
             vectors: float32 rows of unit length. (N, D)
-            ids: not in the store yet; by default after the largest ever used. (N,)
+            ids: Not in the store yet; by default after the largest ever used. (N,)
         """
         ...
 
@@ -37,7 +37,7 @@ class Store(Protocol):
         """Take rows out.
 
         Args:
-            ids: which rows. (M,)
+            ids: Ids of the rows to remove. (M,)
         """
         ...
 
@@ -45,7 +45,7 @@ class Store(Protocol):
         """The rows of these ids, (M, D).
 
         Args:
-            ids: which rows. (M,)
+            ids: Ids of the rows. (M,)
         """
         ...
 
@@ -54,7 +54,7 @@ class Store(Protocol):
 
         Args:
             queries: float32 rows of unit length. (Q, D)
-            k: neighbors of each; fewer are given where the store has fewer.
+            k: Neighbors of each; fewer are given where the store has fewer.
         """
         ...
 
@@ -81,11 +81,11 @@ def open_store(
     Args:
         address: "faiss" for an index in `folder`; "milvus:http://host:19530" for a server;
             "milvus:file.db" for milvus-lite in a file.
-        dim: numbers in a row; a store with another width is refused.
-        folder: where "faiss" saves.
-        name: of the collection on a server: letters, digits and underscores. Each gallery needs
-            its own.
-        kind: of a new "faiss" index.
+        dim: Numbers in a row; a store with another width is refused.
+        folder: Folder that "faiss" saves to.
+        name: Name of the collection on a server: letters, digits and underscores. Each gallery
+            needs its own.
+        kind: Kind of a new "faiss" index.
         token: "user:password" or a key, for servers that ask for one.
     """
     if address == "faiss":

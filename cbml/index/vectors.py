@@ -106,8 +106,6 @@ def refuse_width(where: str, found: int, wanted: int) -> None:
     """Refuse a store that was made for other vectors.
 
     Args:
-        where: the store.
-        found: numbers in its rows.
         wanted: numbers in the rows at hand.
     """
     if found != wanted:

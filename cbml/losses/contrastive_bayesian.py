@@ -57,16 +57,16 @@ class CBMLLoss(nn.Module):
 
     Args:
         ratio: Φ, linear or quadratic in the exponent.
-        averaging: f. "log" as in the paper, or its alternatives "sqrt" and "const" (f(x) = x).
+        averaging: F. "log" as in the paper, or its alternatives "sqrt" and "const" (f(x) = x).
         delta: δ_P = δ_N, 1 in the paper's experiments; "derived" for the ratios that its
             derivation gives, |N_i|/|P_i|² and |P_i|/|N_i|²; "mean" for 1/|P_i| and 1/|N_i|, which
             makes the sums means: neither set outweighs the other by its size.
-        mining_margin: ε, 0.1 in the authors' program; None takes all pairs.
-        positive_weight: ω, 1 in the paper. β_P/β_N lets both sides pull and push alike at most.
-        variance_weight: λ.
-        target_mix: γ.
-        variance_reduction: over the negatives of an anchor in L_2; "sum" in the authors' program.
-        skip_easy_anchors: leave out an anchor, with its share in L_2, when either of its hard sets
+        mining_margin: Ε, 0.1 in the authors' program; None takes all pairs.
+        positive_weight: Ω, 1 in the paper. β_P/β_N lets both sides pull and push alike at most.
+        variance_weight: Weight of the variance constraint, λ.
+        target_mix: Mix of the variance target, γ.
+        variance_reduction: Over the negatives of an anchor in L_2; "sum" in the authors' program.
+        skip_easy_anchors: Leave out an anchor, with its share in L_2, when either of its hard sets
             is empty, as the authors' program does. It still counts in the mean.
     """
 
@@ -113,10 +113,10 @@ class CBMLLoss(nn.Module):
 
         Args:
             dataset: "cub", "cars", "sop" or "inshop".
-            averaging: f, for the paper's study of averaging operations.
-            mining_margin: ε; None for the rows without mining.
-            variance_weight: λ; None for the paper's value for this set.
-            target_mix: γ.
+            averaging: F, for the paper's study of averaging operations.
+            mining_margin: Ε; None for the rows without mining.
+            variance_weight: Λ; None for the paper's value for this set.
+            target_mix: Mix of the variance target, γ.
         """
         ratio, weight = SETTINGS[check_choice(dataset, "dataset", Dataset)]
         return cls(
@@ -145,10 +145,10 @@ class CBMLLoss(nn.Module):
 
         Args:
             dataset: "cub", "cars", "sop" or "inshop".
-            averaging: f, for the paper's study of averaging operations.
-            mining_margin: ε; None for all pairs.
-            variance_weight: λ; None for the paper's value for this set.
-            target_mix: γ.
+            averaging: F, for the paper's study of averaging operations.
+            mining_margin: Ε; None for all pairs.
+            variance_weight: Λ; None for the paper's value for this set.
+            target_mix: Mix of the variance target, γ.
         """
         ratio, weight = SETTINGS[check_choice(dataset, "dataset", Dataset)]
         return cls(
@@ -173,11 +173,11 @@ class CBMLLoss(nn.Module):
         """L for one batch.
 
         Args:
-            embeddings: one row per image; their direction counts, not their length. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: their labels. (R,)
+            embeddings: One row per image; their direction counts, not their length. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
         """
         return self.terms(embeddings, labels, indices_tuple, ref_emb, ref_labels).total
 
@@ -192,11 +192,11 @@ class CBMLLoss(nn.Module):
         """L_P, L_N, L_2 (also where λ = 0) and L for one batch, at the price of the loss alone.
 
         Args:
-            embeddings: one row per image; their direction counts, not their length. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: their labels. (R,)
+            embeddings: One row per image; their direction counts, not their length. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
         """
         # Made for each call, so that an option can be changed between two steps.
         formula = Formula(

@@ -170,8 +170,6 @@ def check_range(positives: Tensor, negatives: Tensor, rows: int, columns: int) -
     Args:
         positives: anchors and their positives. (2, P)
         negatives: anchors and their negatives. (2, N)
-        rows: number of embeddings.
-        columns: number of references.
     """
     parts = (*positives, *negatives)
     for name, index, size in zip(_PLACES, parts, (rows, columns, rows, columns), strict=True):

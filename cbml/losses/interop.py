@@ -65,10 +65,10 @@ class CrossBatchMemory(LibraryMemory):  # type: ignore[misc]
     saved and loaded memory goes on exactly.
 
     Args:
-        loss: takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
-        embedding_size: D.
-        memory_size: how many embeddings are remembered.
-        miner: chooses pairs of the batch and the memory; by default the loss's own miner, or all
+        loss: Takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
+        embedding_size: Width of the embeddings, D.
+        memory_size: Number of embeddings that are remembered.
+        miner: Chooses pairs of the batch and the memory; by default the loss's own miner, or all
             pairs where it has none.
     """
 
@@ -86,7 +86,7 @@ class CrossBatchMemory(LibraryMemory):  # type: ignore[misc]
         """Take every loss: the library's list names those it was tried with.
 
         Args:
-            loss_name: the loss's class name.
+            loss_name: Name of the loss's class.
         """
 
     def reset_queue(self) -> None:
@@ -126,12 +126,12 @@ class CrossBatchMemory(LibraryMemory):  # type: ignore[misc]
         """The pairs to compute the loss of.
 
         Args:
-            embeddings: of the batch. (B, D)
-            labels: of the batch. (B,)
-            E_mem: the remembered embeddings. (R, D)
-            L_mem: their labels. (R,)
-            input_indices_tuple: pairs or triplets that the caller adds.
-            do_remove_self_comparisons: whether the batch is in the memory already.
+            embeddings: Embeddings of the batch. (B, D)
+            labels: Labels of the batch. (B,)
+            E_mem: The remembered embeddings. (R, D)
+            L_mem: Labels of the remembered embeddings. (R,)
+            input_indices_tuple: Pairs or triplets that the caller adds.
+            do_remove_self_comparisons: Whether the batch is in the memory already.
         """
         indices: tuple[Tensor, ...] = super().create_indices_tuple(
             embeddings, labels, E_mem, L_mem, input_indices_tuple, do_remove_self_comparisons
@@ -156,8 +156,4 @@ class SelfSupervisedLoss(LibrarySelfSupervised):  # type: ignore[misc]
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
-        """Take every loss: the library's list names those it was tried with.
-
-        Args:
-            loss_name: the loss's class name.
-        """
+        """Take every loss: the library's list names those it was tried with."""

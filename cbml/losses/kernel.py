@@ -100,7 +100,6 @@ def pair_terms(
         rows: unit vectors of the anchors. (B, D)
         columns: unit vectors of the references, or None for the anchors themselves. (R, D)
         pairs: which pairs are positive and negative.
-        formula: what to compute.
         wants_grad: whether the gradients of rows and of columns are needed.
     """
     others = rows if columns is None else columns

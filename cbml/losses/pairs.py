@@ -51,7 +51,6 @@ class LabelTile:
 
         Args:
             similarity: of the tile, changed. (T, R)
-            value: what to write.
         """
         current = similarity.gather(1, self.places)
         similarity.scatter_(1, self.places, torch.where(self._found, value, current))
@@ -93,7 +92,6 @@ class MaskedTile:
 
         Args:
             similarity: of the tile, changed. (T, R)
-            value: what to write.
         """
         similarity.masked_fill_(self._not_negative, value)
 
@@ -123,11 +121,7 @@ class LabelPairs:
         self.sizes = torch.searchsorted(ordered, labels, right=True) - self.first  # (B,)
 
     def tiles(self, tile_rows: int) -> Iterator[LabelTile]:
-        """The tiles from top to bottom.
-
-        Args:
-            tile_rows: rows of a tile.
-        """
+        """The tiles from top to bottom."""
         sizes: list[int] = self.sizes.tolist()
         if self.is_self and max(sizes) == 1:
             warnings.warn(NO_POSITIVES, stacklevel=1)  # this line, so that Python shows it once
@@ -169,11 +163,7 @@ class ListedPairs:
         self.shape, self.device = shape, device
 
     def tiles(self, tile_rows: int) -> Iterator[MaskedTile]:
-        """The tiles from top to bottom.
-
-        Args:
-            tile_rows: rows of a tile.
-        """
+        """The tiles from top to bottom."""
         for start in range(0, self.shape[0], tile_rows):
             rows = slice(start, min(start + tile_rows, self.shape[0]))
             yield MaskedTile(

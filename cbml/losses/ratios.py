@@ -25,7 +25,6 @@ class Exponent(NamedTuple):
 
     Args:
         quadratic: factor of s².
-        slope: factor of s.
         constant: value at s = 0.
     """
 

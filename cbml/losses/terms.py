@@ -61,7 +61,6 @@ def compute_terms(
         indices_tuple: pairs or triplets that take the place of all pairs given by the labels.
         ref_emb: embeddings to compare with; None for the anchors themselves. (R, D)
         ref_labels: their labels. (R,)
-        formula: what to compute.
     """
     ref_emb, ref_labels = without_self_references(embeddings, labels, ref_emb, ref_labels)
     rows = as_matrix(embeddings, "embeddings")

@@ -22,10 +22,10 @@ class MetricVariance(nn.Module):
     counts in the mean over anchors.
 
     Args:
-        target_mix: γ. Share of the positives in the target; 0 makes the loss the plain variance.
+        target_mix: Γ. Share of the positives in the target; 0 makes the loss the plain variance.
             The paper's 0.2 by default.
-        reduction: over the negatives of an anchor: "mean" as in the paper, "sum" as in the
-            authors' program.
+        reduction: Over the negatives of an anchor: "mean" as in the paper, "sum" as in the authors'
+            program.
     """
 
     def __init__(self, *, target_mix: float = 0.2, reduction: Reduction = "mean") -> None:
@@ -44,11 +44,11 @@ class MetricVariance(nn.Module):
         """The constraint's value for one batch.
 
         Args:
-            embeddings: one row per image; their direction counts, not their length. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: their labels. (R,)
+            embeddings: One row per image; their direction counts, not their length. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
         """
         formula = Formula(
             target_mix=self.target_mix, variance_sum=self.reduction == "sum", variance_weight=1.0
@@ -66,11 +66,11 @@ class WithVariance(nn.Module):
         L = loss + λ L_2
 
     Args:
-        loss: takes (embeddings, labels, indices_tuple, ref_emb, ref_labels); its parameters, such
+        loss: Takes (embeddings, labels, indices_tuple, ref_emb, ref_labels); its parameters, such
             as proxies, are this module's parameters too.
-        variance_weight: λ.
-        target_mix: γ.
-        variance_reduction: over the negatives of an anchor, "mean" or "sum".
+        variance_weight: Weight of the constraint, λ.
+        target_mix: Mix of the variance target, γ.
+        variance_reduction: Over the negatives of an anchor, "mean" or "sum".
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class WithVariance(nn.Module):
         A miner's pairs go to the loss; the constraint always sees all pairs.
 
         Args:
-            embeddings: one row per image. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: pairs or triplets for the loss.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: their labels. (R,)
+            embeddings: One row per image. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: Pairs or triplets for the loss.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
         """
         loss: Tensor = self.loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         constraint: Tensor = self.variance(embeddings, labels, None, ref_emb, ref_labels)
@@ -122,11 +122,11 @@ class WithVariance(nn.Module):
         """The pairs that the wrapped loss itself chooses; None where it takes all.
 
         Args:
-            embeddings: one row per image. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: the pairs among which to choose, instead of all.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: their labels. (R,)
+            embeddings: One row per image. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: The pairs among which to choose, instead of all.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
         """
         choose = getattr(self.loss, "mine", None)
         if choose is None:

@@ -31,11 +31,11 @@ class AnchorNeighborhoods(Unlabeled):
         num_images: N.
         embedding_size: D. 128 in the authors' program.
         temperature: T. 0.1 in the authors' program.
-        neighbors: k. 1 in the authors' program.
+        neighbors: K. 1 in the authors' program.
         rounds: R. 5 in the authors' program, of 200 epochs each.
         round_steps: Updates in a round; None for an equal share of the run's, which a run that is
             resumed with more steps cannot have had from its start.
-        memory_momentum: m. 0.5 in the authors' program.
+        memory_momentum: M. 0.5 in the authors' program.
         head_start: "random" or "whitened", how the linear layer starts.
         seed: Random seed of the memory's start.
     """

@@ -129,8 +129,6 @@ def balanced_draws(labels: Labels, count: int, generator: np.random.Generator) -
 
     Args:
         labels: Cluster of each position. (N,)
-        count: How many.
-        generator: Source of chance.
     """
     alive = np.unique(labels)
     each = count // len(alive) + 1

@@ -27,7 +27,7 @@ class Horde(Method):
     Args:
         orders: K. 5, from the authors' program.
         width: Rows of each P. 8192, from the same.
-        threshold: t. 0.5, from the same.
+        threshold: T. 0.5, from the same.
         trained: Whether P and E are learned, as in the paper's tables; else P is -1 or 1 at random
             and stays, and e_k is the mean itself.
         embedding_size: Rows of each E: the width of the embedding.

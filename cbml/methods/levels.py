@@ -16,7 +16,6 @@ def level_heads(
     """A head for each depth, as equal in width as they can be, the deepest the widest.
 
     Args:
-        dim: Width of all together.
         weights: Of the levels within the embedding.
         hidden: Widths of the layers before the last one of the two lower heads.
     """

@@ -228,7 +228,6 @@ def diffuse(graph: sparse.csr_array, anchors: Indices, diffusion: float) -> NDAr
 
     Args:
         graph: S.
-        anchors: Which columns, q.
         diffusion: a.
     """
     residual = np.zeros((graph.shape[0], len(anchors)))
@@ -253,7 +252,6 @@ def mine(vectors: Vectors, mining: Mining) -> tuple[Indices, NDArray[np.float64]
 
     Args:
         vectors: Unit vectors. (N, D)
-        mining: How.
     """
     count = len(vectors)
     graph = manifold_graph(vectors, mining.neighbors)

@@ -36,7 +36,7 @@ class NCE(Unlabeled):
         temperature: T. 0.1 in the authors' program with the full softmax, 0.07 with 4096 negatives.
         negatives: K; 0 for the full softmax; None for it up to 20,000 images (our choice) and for
             4096 above, as the authors' program has on ImageNet.
-        memory_momentum: m. 0.5 in the authors' program.
+        memory_momentum: M. 0.5 in the authors' program.
         head_start: "random" or "whitened", how the linear layer starts.
         seed: Random seed of the memory's start and of the negatives.
     """

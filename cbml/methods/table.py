@@ -1,12 +1,11 @@
 """All methods by name, as text: nothing is imported until one of them is used."""
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from cbml.errors import BadData
+from cbml.errors import BadData, nearest
 
 if TYPE_CHECKING:
     from cbml.training import Method
@@ -20,12 +19,12 @@ class MethodEntry:
 
     Args:
         location: "module:Class".
-        title: one line for people.
-        printed: names under which the paper's tables print it.
-        has_loss: whether it is built around a loss that users may choose.
-        labels: the `--labels` with which it learns: "known", "none" where it finds clusters, or
+        title: One line that describes it.
+        printed: Names under which the paper's tables print it.
+        has_loss: Whether it is built around a loss that users may choose.
+        labels: The `--labels` with which it learns: "known", "none" where it finds clusters, or
             "each" where every image is a class of its own.
-        defaults: by section, the fields of a run's config that it starts with, where the method's
+        defaults: Fields of a run's config that it starts with, by section, where the method's
             authors are known to have chosen otherwise than this paper's.
     """
 
@@ -144,10 +143,8 @@ def find_method(name: str) -> MethodEntry:
     """The method of that name; a wrong one is refused with the nearest.
 
     Args:
-        name: a key of METHODS.
+        name: A key of METHODS.
     """
     if name in METHODS:
         return METHODS[name]
-    near = difflib.get_close_matches(name, METHODS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(METHODS)}"
-    raise BadData(f"unknown method {name!r}: {hint}")
+    raise BadData(f"method {name!r}: no such method; {nearest(name, METHODS)}")

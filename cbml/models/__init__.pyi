@@ -9,10 +9,10 @@ from .execution import Execution as Execution
 from .execution import bfloat16_survives as bfloat16_survives
 from .export import Exported as Exported
 from .export import export_onnx as export_onnx
+from .export import from_hub as from_hub
+from .export import push_to_hub as push_to_hub
+from .heads import POOLINGS as POOLINGS
 from .heads import Head as Head
 from .heads import resolve_levels as resolve_levels
-from .hub import from_hub as from_hub
-from .hub import push_to_hub as push_to_hub
 from .names import BACKBONE_NAMES as BACKBONE_NAMES
-from .pooling import POOLINGS as POOLINGS
 from .preprocessing import Preprocessing as Preprocessing

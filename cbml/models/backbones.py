@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from cbml.errors import BadData, MissingExtra
+from cbml.errors import BadData, MissingExtra, nearest
 from cbml.models.bn_inception import BNInception
 from cbml.models.preprocessing import Preprocessing
 
@@ -32,16 +32,16 @@ class Backbone:
     """One row of the table.
 
     Args:
-        build: gives the network that turns images into a map (B, C, H, W), or into vectors
-            (B, C) when it is called with the pooling "backbone".
-        features: C.
-        preprocessing: what its pretrained weights expect.
-        pooling: the one used in the paper, or by its authors.
-        weights: where weights come from when nobody says.
-        classifier: beginnings of the names that belong to the classifier in public weights and are
+        build: Gives the network that turns images into a map (B, C, H, W), or into vectors (B, C)
+            when it is called with the pooling "backbone".
+        features: Number of features it gives, C.
+        preprocessing: What its pretrained weights expect.
+        pooling: The one used in the paper, or by its authors.
+        weights: Source of the weights when none is named.
+        classifier: Beginnings of the names that belong to the classifier in public weights and are
             left out when they are loaded.
-        prefix: what stands before a public weight's name inside the built network.
-        levels: the modules behind which heads of the levels "low" and "middle" read; see `Head`.
+        prefix: What stands before a public weight's name inside the built network.
+        levels: The modules behind which heads of the levels "low" and "middle" read; see `Head`.
     """
 
     build: Callable[[str], nn.Module]
@@ -58,15 +58,14 @@ def find_backbone(name: str) -> Backbone:
     """The backbone of that name; "timm:<name>" reaches every architecture of timm.
 
     Args:
-        name: a key of BACKBONES, or "timm:" and the name of a timm model.
+        name: A key of BACKBONES, or "timm:" and the name of a timm model.
     """
     if name.startswith("timm:"):
         return _timm_backbone(name.removeprefix("timm:"))
     if name in BACKBONES:
         return BACKBONES[name]
-    near = difflib.get_close_matches(name.lower(), BACKBONES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(BACKBONES)}"
-    raise BadData(f"unknown backbone {name!r}: {hint} Others by 'timm:<name>'")
+    hint = nearest(name, BACKBONES)
+    raise BadData(f"backbone {name!r}: no such backbone; {hint}; others by 'timm:<name>'")
 
 
 class _Conv4(nn.Sequential):

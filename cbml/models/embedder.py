@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cbml.errors import BadData, DamagedFile
+from cbml.errors import BadData, DamagedFile, check_choice
 from cbml.models.backbones import find_backbone
-from cbml.models.heads import LAST, Head, Heads, resolve_levels
-from cbml.models.pooling import POOLINGS, GeneralizedMean, pool
+from cbml.models.heads import LAST, POOLINGS, GeneralizedMean, Head, Heads, pool, resolve_levels
 from cbml.models.preprocessing import Preprocessing
 from cbml.models.saved import read_model, write_model
 from cbml.models.weights import load_weights
@@ -33,7 +32,7 @@ class Embedder(nn.Module):
     `cbml.models.heads`.
 
     Args:
-        backbone: a name in BACKBONES, or "timm:<name>".
+        backbone: A name in BACKBONES, or "timm:<name>".
         dim: D. 512 in the paper's main tables. With heads it is the sum of their widths.
         pooling: "average", "max", "average_max", "generalized_mean", or for timm "backbone", its
             own; "default" takes the paper's for the backbone (max for BN-Inception, else average).
@@ -42,10 +41,11 @@ class Embedder(nn.Module):
             frozen statistics for pretrained weights and trained for weights="none".
         weights: "imagenet", "package", "none", a Path or "path:<file>"; "default" takes the usual
             source of the backbone.
-        preprocessing: another size or normalization of the images than the backbone's own.
+        preprocessing: Another size or normalization of the images than the backbone's own.
         heads: sub-embeddings in place of the one linear layer.
-        reranker: name of the reranker that searches with this model use; None for none.
-        seed: of the head's start values, and of the backbone's where no weights are loaded.
+        reranker: Name of the reranker that searches with this model use; None for none.
+        seed: Random seed of the head's start values, and of the backbone's where no weights are
+            loaded.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Embedder(nn.Module):
             batch_norm = "trained" if weights == "none" else "frozen_statistics"
         self.backbone_name, self.dim = backbone, _checked_dim(dim)
         self.pooling = row.pooling if pooling == "default" else pooling
-        self.batch_norm = _one_of("batch_norm", batch_norm, BATCH_NORMS)
-        _one_of("pooling", self.pooling, POOLINGS if row.prefix else POOLINGS[:-1])
+        self.batch_norm = check_choice(batch_norm, "batch_norm", BATCH_NORMS)
+        check_choice(self.pooling, "pooling", POOLINGS if row.prefix else POOLINGS[:-1])
         self.preprocessing = preprocessing or row.preprocessing
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -107,7 +107,7 @@ class Embedder(nn.Module):
         """Unit vectors, float32, (B, 3, H, W) -> (B, D).
 
         Args:
-            images: float images as `preprocessing` describes them.
+            images: Float images as `preprocessing` describes them.
         """
         if self.heads:
             return self.forward_outputs(images).embeddings
@@ -119,7 +119,7 @@ class Embedder(nn.Module):
         """Pooled features before the linear layer, float32, (B, 3, H, W) -> (B, C).
 
         Args:
-            images: float images as `preprocessing` describes them.
+            images: Float images as `preprocessing` describes them.
         """
         found: Tensor = self.backbone(images)
         with torch.autocast(images.device.type, enabled=False):
@@ -133,8 +133,8 @@ class Embedder(nn.Module):
         colon stands another depth or a head: "map:layer3", "features:layer3", "raw:second".
 
         Args:
-            images: float images as `preprocessing` describes them.
-            parts: names of the further ones.
+            images: Float images as `preprocessing` describes them.
+            parts: Names of the further ones.
         """
         asked = [(part, *part.partition(":")[::2]) for part in parts]
         taps = {head.tap for head in self.heads}
@@ -185,7 +185,7 @@ class Embedder(nn.Module):
         """Switch between training and evaluation; frozen statistics stay frozen.
 
         Args:
-            mode: True for training.
+            mode: True for training, False for inference.
         """
         super().train(mode)
         if self.batch_norm != "trained":
@@ -199,8 +199,8 @@ class Embedder(nn.Module):
         """Two groups for an optimizer, "backbone" and "head", each with its learning rate.
 
         Args:
-            learning_rate: of the head, and of a learnt pooling power.
-            backbone_factor: the backbone's learning rate as a multiple of it. The authors' program
+            learning_rate: Learning rate of the head, and of a learned pooling power.
+            backbone_factor: The backbone's learning rate as a multiple of it. The authors' program
                 writes 0.1 but trains with 1.
         """
         backbone = [p for p in self.backbone.parameters() if p.requires_grad]
@@ -231,8 +231,8 @@ class Embedder(nn.Module):
         """Write the model in one step: an old model in the folder stays whole until then.
 
         Args:
-            folder: made if missing.
-            weights: an earlier `state_dict` of it to write instead of the present one.
+            folder: Folder to write; made if missing.
+            weights: An earlier `state_dict` of it to write instead of the present one.
         """
         tensors = self.state_dict() if weights is None else weights
         write_model(Path(folder), tensors, self.describe())
@@ -242,7 +242,7 @@ class Embedder(nn.Module):
         """The model saved in a folder, in evaluation mode; damage is refused before it is used.
 
         Args:
-            folder: written by `save`.
+            folder: Folder written by `save`.
         """
         folder = Path(folder)
         if not folder.is_dir():
@@ -287,9 +287,3 @@ def _checked_dim(dim: int) -> int:
     if not (isinstance(dim, int) and 1 <= dim <= 65_536):
         raise BadData(f"dim {dim!r}: the embedding needs between 1 and 65536 numbers")
     return dim
-
-
-def _one_of(argument: str, value: str, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise BadData(f"{argument} {value!r}: use one of {', '.join(choices)}")
-    return value

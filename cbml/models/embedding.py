@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from cbml.errors import BadData
 from cbml.models.execution import Execution, device_of
-from cbml.models.preprocessing import Preprocessing
-from cbml.models.reading import Batch, ImageReader
+from cbml.models.preprocessing import Batch, ImageReader, Preprocessing
 from cbml.progress import Progress
 
 Rows = NDArray[np.float32]
@@ -37,14 +36,14 @@ def embed(
     with its name.
 
     Args:
-        model: an Embedder, or any module with a `preprocessing` that gives one row per image.
+        model: An Embedder, or any module with a `preprocessing` that gives one row per image.
         images: uint8 RGB images (arrays H × W × 3 or tensors 3 × H × W), or whatever `load`
             takes, such as paths; an dataset with `.paths` will do.
-        load: turns one item of `images` into a uint8 image; needed for paths.
-        batch_size: images in one forward pass.
-        processes: processes that load and frame images beside this one; `images` must then be a
+        load: Turns one item of `images` into a uint8 image; needed for paths.
+        batch_size: Images in one forward pass.
+        processes: Processes that load and frame images beside this one; `images` must then be a
             sequence.
-        execution: how the model is run; by default channels-last in float32.
+        execution: How the model is run; by default channels-last in float32.
         progress: True shows it on standard error; a function is called with the number done.
     """
     items: Any = getattr(images, "paths", images)
@@ -74,14 +73,14 @@ def embed_across(
     """`embed` shared among the processes of a group; each of them gets the whole array.
 
     Args:
-        model: the same in every process.
-        images: the same in every process, a sequence.
-        group: of torch.distributed; process r embeds the r-th of nearly equal slices.
-        load: as in `embed`.
-        batch_size: as in `embed`.
-        processes: as in `embed`, for each process of the group.
-        execution: as in `embed`.
-        progress: as in `embed`, in the first process.
+        model: The same in every process.
+        images: The same in every process, a sequence.
+        group: Group of torch.distributed; process r embeds the r-th of nearly equal slices.
+        load: As in `embed`.
+        batch_size: As in `embed`.
+        processes: As in `embed`, for each process of the group.
+        execution: As in `embed`.
+        progress: As in `embed`, in the first process.
     """
     items: Sequence[Any] = getattr(images, "paths", images)
     rank, world = distributed.get_rank(group), distributed.get_world_size(group)

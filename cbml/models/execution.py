@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import itertools
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from cbml.errors import BadData
-from cbml.models.folding import fold_batch_norms
 from cbml.outputs import Outputs
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -26,12 +26,12 @@ class Execution:
     change of precision on a CPU.
 
     Args:
-        channels_last: keep the numbers of one pixel together in memory. Same results up to the
+        channels_last: Keep the numbers of one pixel together in memory. Same results up to the
             order of additions.
         precision: "float32", or what autocast computes the backbone in: "bfloat16", "float16".
             The head, the length and the losses stay in float32.
-        compile: let torch.compile fuse the network; the first step takes minutes.
-        fold: let convolutions do the work of frozen batch norms; see `cbml.models.folding`. Same
+        compile: Let torch.compile fuse the network; the first step takes minutes.
+        fold: Let convolutions do the work of frozen batch norms; see `cbml.models.execution`. Same
             results up to rounding.
     """
 
@@ -64,7 +64,7 @@ class Execution:
         """The same model, laid out in memory and compiled as chosen; its values do not change.
 
         Args:
-            model: on its device already.
+            model: The model, on its device already.
         """
         device = device_of(model)
         if self.precision == "bfloat16" and device.type == "cpu" and not bfloat16_survives():
@@ -89,7 +89,7 @@ class Execution:
         """One forward pass as chosen.
 
         Args:
-            model: as `prepare` gave it.
+            model: The model that `prepare` gave.
             images: (B, 3, H, W), on the model's device.
         """
         with self._context(images.device):
@@ -100,9 +100,9 @@ class Execution:
         """One forward pass as chosen, with the parts of the model; compiled only where it has none.
 
         Args:
-            model: as `prepare` gave it.
+            model: The model that `prepare` gave.
             images: (B, 3, H, W), on the model's device.
-            parts: further parts, as for `Embedder.forward_outputs`.
+            parts: Further parts, as for `Embedder.forward_outputs`.
         """
         if not parts and not getattr(model, "heads", ()):
             return Outputs(self.run(model, images))
@@ -157,3 +157,103 @@ def bfloat16_survives() -> bool:
         [sys.executable, "-c", _PROBE], check=False, capture_output=True, timeout=300
     )
     return child.returncode == 0
+
+
+# Batch norms with frozen statistics, folded into the convolutions before them.
+#
+# A frozen batch norm is one scale and one shift for each channel, and so is what a convolution's
+# weight and bias can do by themselves:
+#
+#     norm(conv(x)) = conv(x; weight · scale, bias · scale + shift)
+#     scale = γ / √(variance + ε),   shift = β - mean · scale
+#
+# The large feature maps are then read and written once less in each direction. Names, parameters
+# and gradients stay what they were; a norm that is in training mode is computed the usual way.
+# timm's norms, which also do the activation behind them, and its convolutions that pad as
+# TensorFlow does are folded in the same way.
+
+_TOLERANCE = 1e-4  # of unit vectors
+
+
+def fold_batch_norms(model: nn.Module, images: Tensor) -> int:
+    """Fold each batch norm into the convolution before it; gives how many were folded.
+
+    Which norm follows which convolution is read from the order of a module's children. The model
+    is run before and after: if its output moves, the order was misleading and all is undone.
+
+    Args:
+        images: some input for the comparison. (B, 3, H, W)
+    """
+    found = (pair for module in model.modules() for pair in _pairs(module))
+    pairs = [pair for pair in found if "forward" not in vars(pair[0])]  # not folded before
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        before = model(images)
+        for convolution, norm in pairs:
+            setattr(convolution, "forward", _Folded(convolution, norm))  # noqa: B010
+            setattr(norm, "forward", _PassedOn(norm))  # noqa: B010
+        after = model(images)
+    model.train(training)
+    if float((after - before).abs().max()) > _TOLERANCE:
+        for convolution, norm in pairs:
+            del vars(convolution)["forward"], vars(norm)["forward"]
+        return 0
+    return len(pairs)
+
+
+class _Folded:
+    """The forward of a convolution that does the work of the norm behind it."""
+
+    def __init__(self, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
+        self.convolution, self.norm = convolution, norm
+
+    def __call__(self, images: Tensor) -> Tensor:
+        convolution, norm = self.convolution, self.norm
+        if norm.training or norm.running_var is None or norm.running_mean is None:
+            plain: Tensor = type(convolution).forward(convolution, images)
+            return plain
+        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)  # (C,)
+        shift = norm.bias - norm.running_mean * scale
+        if convolution.bias is not None:
+            shift = shift + convolution.bias * scale
+        weight = convolution.weight * scale[:, None, None, None]
+        if type(convolution) is not nn.Conv2d:
+            images = sys.modules["timm.layers"].pad_same(
+                images, convolution.kernel_size, convolution.stride, convolution.dilation
+            )
+        result: Tensor = convolution._conv_forward(images, weight, shift)
+        return result
+
+
+class _PassedOn:
+    """The forward of a norm whose work is done already, unless it is in training."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        self.norm = norm
+
+    def __call__(self, features: Tensor) -> Tensor:
+        norm = self.norm
+        if norm.training or norm.running_var is None:
+            normed: Tensor = type(norm).forward(norm, features)
+            return normed
+        for name in ("drop", "act"):  # timm's norms do these, too
+            layer = norm._modules.get(name)
+            features = features if layer is None else layer(features)
+        return features
+
+
+def _pairs(module: nn.Module) -> Iterator[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+    # Exactly these classes: a subclass may do more than its name says.
+    convolutions: tuple[type, ...] = (nn.Conv2d,)
+    norms: tuple[type, ...] = (nn.BatchNorm2d,)
+    layers = sys.modules.get("timm.layers")  # a network of timm has brought it along
+    if layers is not None:
+        convolutions, norms = (*convolutions, layers.Conv2dSame), (*norms, layers.BatchNormAct2d)
+    for first, second in itertools.pairwise(module.children()):
+        if type(first) in convolutions and type(second) in norms:
+            assert isinstance(first, nn.Conv2d)
+            assert isinstance(second, nn.BatchNorm2d)
+            padded_plainly = first.padding_mode == "zeros"
+            if second.affine and padded_plainly and first.out_channels == second.num_features:
+                yield first, second

@@ -1,6 +1,7 @@
-"""A model as one ONNX file, published only after it gave torch's answers on real images."""
+"""A model for use elsewhere: one ONNX file, checked against torch, or a folder on the hub."""
 
 import json
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,7 @@ from cbml import __version__
 from cbml.errors import BadData, MissingExtra
 from cbml.files import replaced_file
 from cbml.models.embedder import Embedder
-from cbml.models.preprocessing import Preprocessing
-from cbml.models.reading import as_image
+from cbml.models.preprocessing import Preprocessing, as_image
 
 LARGEST_DIFFERENCE = 1e-5
 
@@ -25,11 +25,11 @@ class Exported:
     """What was written.
 
     Args:
-        path: the file.
-        size: its bytes.
-        preprocessing_inside: whether it takes uint8 images rather than normalized floats.
-        images: how many real images were compared.
-        largest_difference: of any number of their vectors from torch's.
+        path: Path of the file.
+        size: Size of the file in bytes.
+        preprocessing_inside: Whether it takes uint8 images rather than normalized floats.
+        images: Number of real images that were compared.
+        largest_difference: Largest difference of any number of their vectors from torch's.
     """
 
     path: Path
@@ -53,9 +53,9 @@ def export_onnx(
     The file's metadata tells all that is needed to use it without this package.
 
     Args:
-        model: the model; it is set to evaluation.
-        path: the file to create or replace.
-        preprocessing_inside: normalize within the graph, so that it takes uint8 images.
+        model: The model; it is set to evaluation.
+        path: The file to create or replace.
+        preprocessing_inside: Normalize within the graph, so that it takes uint8 images.
         images: uint8 images to compare the two on; two photographs of scikit-learn by default.
     """
     path, model = Path(path), model.eval()
@@ -167,3 +167,97 @@ def _difference(runtime: Any, path: Path, network: nn.Module, inputs: Tensor) ->
         theirs = session.run(["embeddings"], {"images": batch.cpu().numpy()})[0]
         differences.append(float(np.abs(ours - theirs).max()))
     return float(np.max(differences))
+
+
+# Models on the Hugging Face hub: the saved folder, unchanged, beside a short card.
+
+_CARD = """---
+library_name: cbml
+tags: [metric-learning, image-retrieval]
+---
+# {title}
+Turns images into unit vectors of {dim} numbers; images that belong together lie close.
+
+    import cbml
+    model = cbml.from_hub("{repository}")
+
+| setting | value |
+|---|---|
+{rows}
+"""
+
+
+def push_to_hub(model: Embedder, repository: str, *, private: bool = False) -> str:
+    """Publish a model and give its address. Log in first with `hf auth login`.
+
+    Args:
+        model: The model to publish.
+        repository: Name as "owner/name"; made if missing.
+        private: Whether a new repository is private.
+    """
+    hub = _import_hub()
+    with tempfile.TemporaryDirectory() as scratch:
+        model.save(scratch)
+        Path(scratch, "README.md").write_text(_card(model, repository), encoding="utf-8")
+        try:
+            hub.create_repo(repository, private=private, exist_ok=True)
+            done = hub.upload_folder(
+                repo_id=repository,
+                folder_path=scratch,
+                commit_message="Model saved by cbml",
+                ignore_patterns=[".lock"],
+                delete_patterns=["model-*.safetensors", "model-*.json"],
+            )
+        except _failures(hub) as error:
+            raise _one_line(repository, "cannot be written", error) from None
+    return str(done.commit_url or done)
+
+
+def from_hub(repository: str, *, revision: str | None = None) -> Embedder:
+    """The model published under a name; it is checked like any saved folder before it is used.
+
+    Args:
+        repository: Name as "owner/name".
+        revision: A branch, tag or commit; name a commit to get the same model for ever.
+    """
+    hub = _import_hub()
+    try:
+        folder = hub.snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=["manifest.json", "model-*.safetensors", "model-*.json"],
+        )
+    except _failures(hub) as error:
+        raise _one_line(repository, "cannot be fetched", error) from None
+    return Embedder.load(folder)
+
+
+def _card(model: Embedder, repository: str) -> str:
+    facts = {key: value for key, value in model.describe().items() if key != "preprocessing"}
+    rows = [f"| {key} | {value} |" for key, value in facts.items()]
+    rows += [f"| {key} | {value} |" for key, value in model.preprocessing.as_dict().items()]
+    return _CARD.format(
+        title=repository.rpartition("/")[2],
+        dim=model.dim,
+        repository=repository,
+        rows="\n".join(rows),
+    )
+
+
+def _import_hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise MissingExtra("huggingface_hub", "hub") from None
+    return huggingface_hub
+
+
+def _failures(hub: Any) -> tuple[type[Exception], ...]:
+    # ValueError is the hub's word for a malformed repository name.
+    return (OSError, ValueError, hub.errors.HfHubHTTPError, hub.errors.LocalTokenNotFoundError)
+
+
+def _one_line(repository: str, what: str, error: Exception) -> Exception:
+    reason = " ".join(str(error).split())[:160]
+    message = f"{repository}: {what} on the hub ({reason}); check name, network and `hf auth login`"
+    return BadData(message) if isinstance(error, ValueError) else ConnectionError(message)

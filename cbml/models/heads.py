@@ -20,6 +20,51 @@ from torch.nn import functional
 from cbml.errors import BadData
 from cbml.models.backbones import find_backbone
 
+# From a map of features to one vector of features.
+
+POOLINGS = ("average", "max", "average_max", "generalized_mean", "backbone")
+
+
+class GeneralizedMean(nn.Module):
+    """Generalized-mean (GeM) pooling: between the average (p = 1) and the maximum (p -> ∞).
+
+        pooled_c = (mean_{h,w} max(x_chw, floor)^p)^{1/p}
+
+    Args:
+        power: p, the start value; it is learnt. 3 is the value of the GeM paper (Radenović 2018).
+        floor: smallest feature value, so that the root has a gradient.
+    """
+
+    def __init__(self, *, power: float = 3.0, floor: float = 1e-6) -> None:
+        super().__init__()
+        self.power = nn.Parameter(torch.tensor([power]))
+        self.floor = floor
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The pooled features, (B, C, H, W) -> (B, C).
+
+        Args:
+            features: the map, float32: powers of half-precision numbers overflow.
+        """
+        raised = features.clamp(min=self.floor).pow(self.power)
+        return raised.mean((-2, -1)).pow(1 / self.power)
+
+
+def pool(features: Tensor, kind: str) -> Tensor:
+    """Average, maximum or their sum over the places of a map, (B, C, H, W) -> (B, C).
+
+    Args:
+        kind: "average", "max" or "average_max".
+    """
+    if kind == "average":
+        return features.mean((-2, -1))
+    if kind == "max":
+        return features.amax((-2, -1))
+    if kind == "average_max":
+        return features.mean((-2, -1)) + features.amax((-2, -1))
+    raise BadData(f"pooling {kind!r}: use one of {', '.join(POOLINGS)}")
+
+
 #: The depth of the backbone's last features.
 LAST = ""
 #: Depths that every backbone of the table has, before the last.
@@ -31,13 +76,13 @@ class Head:
     """One sub-embedding as plain data: what a saved model needs to build it again.
 
     Args:
-        name: of the part in the model's outputs.
-        dim: its width.
-        tap: name of the backbone's module whose output it is computed from, such as "layer3"; ""
+        name: Name of the part in the model's outputs.
+        dim: Width of the sub-embedding.
+        tap: Name of the backbone's module whose output it is computed from, such as "layer3"; ""
             reads the last features, and "low" or "middle" the backbone's own module for that level.
             A module whose output is changed in place is no tap.
-        hidden: widths of layers with a ReLU before the last, linear one.
-        weight: within the embedding; 0 leaves the part out of it.
+        hidden: Widths of layers with a ReLU before the last, linear one.
+        weight: Weight within the embedding; 0 leaves the part out of it.
     """
 
     name: str
@@ -59,7 +104,7 @@ class Head:
         """The head that `as_dict` described.
 
         Args:
-            plain: its fields by name.
+            plain: The fields by name.
         """
         try:
             return cls(**{**plain, "hidden": tuple(plain["hidden"])})

@@ -25,12 +25,12 @@ from cbml.data import (
     short_side,
     unlabeled_splits,
 )
-from cbml.errors import BadData
+from cbml.errors import BadData, nearest
 from cbml.losses import build_loss
 from cbml.methods import METHODS
 from cbml.models import Embedder, Execution, find_backbone, resolve_levels
 from cbml.runs.config import RunConfig
-from cbml.runs.sections import LossConfig, MethodConfig, nearest
+from cbml.runs.sections import LossConfig, MethodConfig
 from cbml.training import Distributed, Method, keep_freed_memory
 from cbml.training import build_batches as build_training_batches
 

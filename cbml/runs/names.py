@@ -2,12 +2,11 @@
 
 from collections.abc import Collection
 
-from cbml.errors import BadData
+from cbml.errors import BadData, nearest
 from cbml.losses import LOSS_NAMES
 from cbml.methods import METHODS
 from cbml.models import BACKBONE_NAMES
 from cbml.runs.config import RunConfig
-from cbml.runs.sections import nearest
 
 
 def check_names(config: RunConfig) -> None:

@@ -4,9 +4,9 @@ import types
 from collections.abc import Iterable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from cbml.errors import BadData
+from cbml.errors import BadData, nearest
 from cbml.runs.config import RunConfig
-from cbml.runs.sections import FLAT_KEYS, SECTIONS, nearest, plain_value
+from cbml.runs.sections import FLAT_KEYS, SECTIONS, plain_value
 
 _OPTIONS = ("loss", "method")  # sections whose further keys are options of what they name
 

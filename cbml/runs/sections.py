@@ -4,14 +4,13 @@ Nothing here imports torch.
 """
 
 import dataclasses
-import difflib
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from cbml.errors import BadData
+from cbml.errors import BadData, check_choice, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,18 +279,6 @@ def _flat_keys() -> dict[str, tuple[str, str]]:
 FLAT_KEYS: dict[str, tuple[str, str]] = _flat_keys()
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint at the name that was meant, or at all names.
-
-    Args:
-        word: What was given.
-        known: What could have been given.
-    """
-    names = list(known)
-    near = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
-
-
 def plain_value(text: str) -> Any:
     """A number, True, False or None if the text reads like one, a list of numbers, else the text.
 
@@ -354,10 +341,7 @@ def _name_of(kind: type[Section]) -> str:
 def _checked(name: str, hint: Any, value: Any) -> Any:
     """The value, as a float where one is wanted; what does not fit its type is refused."""
     if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            choices = ", ".join(map(repr, get_args(hint)))
-            raise BadData(f"{name} must be one of {choices}, got {value!r}")
-        return value
+        return check_choice(value, name, hint)
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if float in kinds and type(value) is int:
         value = float(value)

@@ -1,12 +1,23 @@
 """The batches of a run: sizes that fit the set and the processes, and the sampler behind them."""
 
 import math
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from cbml.data import Batches, ClassBalancedSampler, ImageDataset, PackedImages, TrainTransform
+from cbml.data import (
+    Batches,
+    ClassBalancedSampler,
+    ImageDataset,
+    PackedDataset,
+    PackedImages,
+    TrainTransform,
+)
 from cbml.errors import BadData
+from cbml.models import embed, embed_across
 from cbml.training.distributed import Distributed
 
 # As in the authors' program for CUB.
@@ -33,17 +44,17 @@ def build_batches(
     take whatever clusters there are.
 
     Args:
-        images: what to learn from.
-        transform: random crops of the images.
-        distributed: the processes that share each batch; this one alone when None.
+        images: The images to learn from.
+        transform: Random crops of the images.
+        distributed: The processes that share each batch; this one alone when None.
         classes_per_batch: None fits them to the set.
         samples_per_class: None fits them to the set.
-        batch_range: smallest and largest batch; each epoch draws its own, and the number of
-            classes follows from it.
+        batch_range: Smallest and largest batch; each epoch draws its own, and the number of classes
+            follows from it.
         seed: Random seed.
-        source: where pixels come from; the files when None.
-        workers: threads that prepare batches ahead.
-        bad_limit: share of unreadable images above which the run ends.
+        source: Where pixels come from; the files when None.
+        workers: Threads that prepare batches ahead.
+        bad_limit: Share of unreadable images above which the run ends.
     """
     distributed = distributed or Distributed()
     guessed = images.labels is None
@@ -124,3 +135,42 @@ def fitted_sizes(
 def _unit(processes: int, other: int) -> int:
     """What one of two sizes must be a multiple of, so that the processes can share the batch."""
     return processes // math.gcd(processes, other)
+
+
+# Embeddings of a set of images, by all processes together.
+
+
+class _Source(Protocol):
+    def sized(self, index: int, length: int) -> Tensor: ...
+
+
+def embed_dataset(
+    model: nn.Module, dataset: PackedDataset, distributed: Distributed | None = None
+) -> NDArray[np.float32]:
+    """Unit vectors of all readable images of a dataset, (N, D).
+
+    Args:
+        model: An Embedder, or another network with a `preprocessing`, whose crop is the one that
+            the dataset was packed for.
+        dataset: The images to embed.
+        distributed: Processes that share the work; each gets all vectors.
+    """
+    return embed_indices(model, dataset.packed, dataset.indices, distributed)
+
+
+def embed_indices(
+    model: nn.Module,
+    source: _Source,
+    indices: Sequence[int] | NDArray[np.int64],
+    distributed: Distributed | None = None,
+) -> NDArray[np.float32]:
+    """Unit vectors of some images of a source, in the order of their indices, (N, D)."""
+    length: int = model.preprocessing.resize  # type: ignore[assignment]
+    listed: list[Any] = [int(index) for index in indices]
+
+    def load(index: int) -> Tensor:
+        return source.sized(index, length)
+
+    if distributed is None or distributed.group is None:
+        return embed(model, listed, load=load, progress=False)
+    return embed_across(model, listed, distributed.group, load=load, progress=False)

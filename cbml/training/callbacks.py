@@ -13,10 +13,10 @@ class StepReport:
     """What one update gave.
 
     Args:
-        step: its number, from 1.
-        loss: of the batch.
-        terms: parts of the loss by name.
-        images: in the batch, those of all processes.
+        step: Number of the step, from 1.
+        loss: Loss of the batch.
+        terms: Parts of the loss by name.
+        images: Number of images in the batch, those of all processes.
     """
 
     step: int
@@ -32,22 +32,22 @@ class Callback:
         """Hear one line about the run.
 
         Args:
-            text: the line.
+            text: The line to show.
         """
 
     def begin(self, step: int, steps: int) -> None:
         """Hear that updates begin.
 
         Args:
-            step: updates done already.
-            steps: updates in all.
+            step: Number of updates done already.
+            steps: Number of updates in all.
         """
 
     def step(self, report: StepReport) -> None:
         """Hear of one update.
 
         Args:
-            report: what it gave.
+            report: Result of the update.
         """
 
     def end(self) -> None:
@@ -65,7 +65,7 @@ class ProgressCallback(Callback):
         """Print a line, above the bar where there is one.
 
         Args:
-            text: the line.
+            text: The line to show.
         """
         if self._progress is not None:
             self._progress.say(text)
@@ -76,8 +76,8 @@ class ProgressCallback(Callback):
         """Show the bar.
 
         Args:
-            step: updates done already.
-            steps: updates in all.
+            step: Number of updates done already.
+            steps: Number of updates in all.
         """
         self._progress = Progress("step", steps, done=step)
         self._images, self._started = 0, time.monotonic()
@@ -86,7 +86,7 @@ class ProgressCallback(Callback):
         """Move the bar; the rate is the mean since the beginning, validations included.
 
         Args:
-            report: what the update gave.
+            report: Result of the update.
         """
         assert self._progress is not None
         self._images += report.images
@@ -105,7 +105,6 @@ def described(report: StepReport, *, short: bool = False) -> str:
     """The loss and its parts in a few words.
 
     Args:
-        report: what an update gave.
         short: cut the names of the parts to three letters, and their numbers to two places.
     """
     letters, places = (3, 2) if short else (None, 3)

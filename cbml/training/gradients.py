@@ -56,7 +56,6 @@ def accumulate_gradients(
         images: this process's share of the batch.
         parameters: of the network, whose gradients are added up over the processes.
         loss_parameters: those of the loss, whose gradients are the same in all processes.
-        distributed: the processes.
         chunk_size: images in one forward pass; None for all at once.
         teacher: gives further parts that take no gradient.
         check: called with the global outputs before the loss sees them.

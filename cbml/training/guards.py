@@ -33,7 +33,6 @@ class Similarities:
         positive_mean: of pairs of one class; NaN without such pairs.
         negative_mean: of pairs of two classes; NaN without such pairs.
         separation: difference of the means in units of the common standard deviation.
-        lowest: the smallest of all.
         negative_std: spread of pairs of two classes; NaN without such pairs.
     """
 

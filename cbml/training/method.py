@@ -21,8 +21,8 @@ from cbml.data import Batches, EpochBatches
 from cbml.errors import BadData
 from cbml.models import Embedder, Head
 from cbml.outputs import Outputs
+from cbml.training.batches import embed_indices
 from cbml.training.distributed import Distributed
-from cbml.training.embedding import embed_indices
 
 _NO_GROUPS: frozenset[str] = frozenset()
 
@@ -32,10 +32,10 @@ class BatchInfo:
     """What is known of the rows of a step, those of all processes.
 
     Args:
-        labels: class of each row. (B,)
-        indices: index of each row's image in the training set. (B,)
-        stream: which of several streams of batches this one is from; see `EpochPlan`.
-        step: updates done before this one.
+        labels: Class of each row. (B,)
+        indices: Index of each row's image in the training set. (B,)
+        stream: Which of several streams of batches this one is from; see `EpochPlan`.
+        step: Updates done before this one.
     """
 
     labels: Tensor
@@ -49,8 +49,8 @@ class StepLoss:
     """The loss of a step.
 
     Args:
-        total: one number, with its graph.
-        terms: its terms by name, for the records.
+        total: One number, with its graph.
+        terms: Terms of the loss by name, for the records.
     """
 
     total: Tensor
@@ -62,11 +62,11 @@ class EpochPlan:
     """How an epoch differs from the one that the sampler would draw.
 
     Args:
-        labels: new classes of all training images, from 0; None keeps those they have. (N,)
-        batches: the batches of this epoch, where the sampler is not to draw them.
-        rest: names of parameter groups whose learning rate is zero in this epoch.
-        metadata: plain values for the records.
-        text: one line for people.
+        labels: New classes of all training images, from 0; None keeps those they have. (N,)
+        batches: The batches of this epoch, where the sampler is not to draw them.
+        rest: Names of parameter groups whose learning rate is zero in this epoch.
+        metadata: Plain values for the records.
+        text: One line that describes the plan.
     """
 
     labels: NDArray[np.int64] | None = None
@@ -81,12 +81,12 @@ class ParameterGroup:
     """Parameters of a method that are optimized alike.
 
     Args:
-        name: other than those of the other groups.
-        parameters: the parameters.
-        factor: multiple of the learning rate.
+        name: Other than those of the other groups.
+        parameters: The parameters of the group.
+        factor: Multiple of the learning rate.
         weight_decay: None takes that of the settings.
-        momentum: where the optimizer is "sgd"; None takes that of the settings.
-        first_step: updates before it leave the group alone.
+        momentum: Momentum where the optimizer is "sgd"; None takes that of the settings.
+        first_step: Updates before it leave the group alone.
     """
 
     name: str
@@ -102,11 +102,11 @@ class TrainingView:
     """What a method may look at between two steps.
 
     Args:
-        model: as trained so far.
-        batches: of this process; their sampler knows the epoch.
-        distributed: the processes that train together.
-        step: updates done.
-        steps: updates in all.
+        model: The model as trained so far.
+        batches: Batches of this process; their sampler knows the epoch.
+        distributed: The processes that train together.
+        step: Number of updates done.
+        steps: Number of updates in all.
     """
 
     model: Embedder
@@ -131,7 +131,7 @@ class TrainingView:
         """Unit vectors of the readable training images, the same in every process. (N, D)
 
         Args:
-            network: another network than the model, with a `preprocessing` of its own.
+            network: Another network than the model, with a `preprocessing` of its own.
         """
         network = self.model if network is None else network
         return embed_indices(network, self.batches.source, self.readable, self.distributed)
@@ -145,7 +145,7 @@ class Method(nn.Module):
     method comes from a generator of its own, seeded alike in all processes and kept in a buffer.
 
     Args:
-        loss: embeddings and labels in, one number out; None where the method has no such part.
+        loss: Embeddings and labels in, one number out; None where the method has no such part.
     """
 
     #: Further tensors that the model gives in training; see `Embedder.forward_outputs`.
@@ -173,7 +173,7 @@ class Method(nn.Module):
         """What the model needs instead of one linear layer; empty where one is enough.
 
         Args:
-            dim: width of the whole embedding.
+            dim: Width of the whole embedding.
         """
         del dim
         return ()
@@ -182,7 +182,7 @@ class Method(nn.Module):
         """Meet the model, before the optimizer is built; a teacher copies it here.
 
         Args:
-            model: what will be trained, on its device.
+            model: What will be trained, on its device.
         """
         missing = {head.name for head in self.heads(model.dim)} - {h.name for h in model.heads}
         if missing:
@@ -207,7 +207,7 @@ class Method(nn.Module):
         """Prepare, once, before the first step of a new run; a resumed run does not come here.
 
         Args:
-            view: the model may be changed.
+            view: The model may be changed.
         """
 
     def before_epoch(self, view: TrainingView) -> EpochPlan | None:
@@ -216,14 +216,14 @@ class Method(nn.Module):
         Must give the same in every process; see `Distributed.from_main_process`.
 
         Args:
-            view: can embed the training set.
+            view: Can embed the training set.
         """
 
     def teach(self, images: Tensor) -> Mapping[str, Tensor]:
         """Further parts of the outputs that take no gradient, such as those of a teacher.
 
         Args:
-            images: as the model sees them; a share of the batch, or a chunk of it.
+            images: Images as the model sees them; a share of the batch, or a chunk of it.
         """
         del images
         return {}
@@ -232,8 +232,8 @@ class Method(nn.Module):
         """The loss of a step.
 
         Args:
-            outputs: of the model for the global batch, parts included.
-            batch: labels and indices of the rows.
+            outputs: Outputs of the model for the global batch, parts included.
+            batch: Labels and indices of the rows.
         """
         assert self.loss is not None, "a method without a loss computes its own"
         return loss_terms(self.loss, outputs.embeddings, batch.labels)
@@ -242,17 +242,17 @@ class Method(nn.Module):
         """Follow an update that was done: move a teacher, write a memory. Skipped ones are not.
 
         Args:
-            view: the model after the update.
-            outputs: of the global batch before it, without a graph.
-            batch: labels and indices of the rows.
+            view: The model after the update.
+            outputs: Outputs of the global batch before the update, without a graph.
+            batch: Labels and indices of the rows.
         """
 
     def after_validation(self, view: TrainingView, scores: Mapping[str, float]) -> None:
         """Learn from the scores on held-out classes.
 
         Args:
-            view: the model that was validated.
-            scores: by name.
+            view: The model that was validated.
+            scores: Scores by name.
         """
 
     def refine(self, outputs: Outputs) -> Tensor:
@@ -261,7 +261,7 @@ class Method(nn.Module):
         Scores of refined embeddings are transductive and must be reported as such.
 
         Args:
-            outputs: of all its images.
+            outputs: Outputs of all images of the dataset.
         """
         return outputs.embeddings
 

@@ -19,12 +19,16 @@ from cbml.training.checkpoints import newest_checkpoint
 from cbml.training.distributed import Distributed
 from cbml.training.gradients import check_chunks
 from cbml.training.guards import NonFiniteError, decline_reason
-from cbml.training.interrupts import Interrupted, StopRequest, stop_request
-from cbml.training.machine import differences, environment
+from cbml.training.machine import Interrupted, StopRequest, differences, environment, stop_request
 from cbml.training.method import Method, TrainingView, as_method
-from cbml.training.optimizers import apply_learning_rates, base_learning_rates, build_optimizer
-from cbml.training.runs import Records, Run
-from cbml.training.settings import Settings, rate_factor
+from cbml.training.records import Records, Run
+from cbml.training.settings import (
+    Settings,
+    apply_learning_rates,
+    base_learning_rates,
+    build_optimizer,
+    rate_factor,
+)
 from cbml.training.state import TrainingState
 from cbml.training.updates import UpdateResult, Updates
 
@@ -36,11 +40,11 @@ class Fitted:
     """What became of a training run.
 
     Args:
-        steps: updates done, those of earlier parts of the run included.
-        best_step: the step after which the model was best in validation; None without validation.
-        best_score: its validation score.
-        learning_rates: the learning rate of each group before the schedule.
-        stopped_early: whether patience ran out before the last step.
+        steps: Updates done, those of earlier parts of the run included.
+        best_step: The step after which the model was best in validation; None without validation.
+        best_score: Validation score of that step.
+        learning_rates: The learning rate of each group before the schedule.
+        stopped_early: Whether patience ran out before the last step.
     """
 
     steps: int
@@ -70,18 +74,18 @@ def fit(
     and ends with the same weights to the bit, on the same machine with as many threads.
 
     Args:
-        model: what to train, on its device.
-        method: a `Method`, or a plain loss: embeddings and labels in, one number out. Its own
+        model: What to train, on its device.
+        method: A `Method`, or a plain loss: embeddings and labels in, one number out. Its own
             parameters are trained too.
-        train: batches of images; an ImageDataset is drawn as 15 classes times 8 images, or all its
+        train: Batches of images; an ImageDataset is drawn as 15 classes times 8 images, or all its
             classes where they are fewer.
-        settings: every choice of the loop.
-        validate: gives the scores of a model; the one named by `choose_by` decides. It must not
-            use test images.
-        run: the folder for records and checkpoints; None keeps nothing.
-        execution: layout and precision; the default for the device when None.
-        distributed: the processes that train together; this one alone when None.
-        callback: told of every step; None shows the progress on standard error.
+        settings: Every choice of the loop.
+        validate: Gives the scores of a model; the one named by `choose_by` decides. It must not use
+            test images.
+        run: The folder for records and checkpoints; None keeps nothing.
+        execution: Layout and precision; the default for the device when None.
+        distributed: The processes that train together; this one alone when None.
+        callback: Told of every step; None shows the progress on standard error.
     """
     distributed = distributed or Distributed()
     device = next(model.parameters()).device

@@ -20,7 +20,7 @@ from cbml.training.guards import (
     check_embeddings,
 )
 from cbml.training.method import BatchInfo
-from cbml.training.runs import Records
+from cbml.training.records import Records
 from cbml.training.state import TrainingState
 
 _SHOWN = 5

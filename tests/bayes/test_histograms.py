@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cbml.bayes import PairHistogram, PairStatistics, histograms
+from cbml.bayes import PairHistogram, PairStatistics, pairs
 from cbml.bayes.log_odds import GROUPS, MonotoneCurve
 from tests.bayes.cases import drawn
 from tests.oracles import bayes as oracle
@@ -21,7 +21,7 @@ def counted(values: list[float], bins: int) -> list[int]:
 def test_every_pair_is_counted_once(
     block: int, gallery: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(histograms, "BLOCK_SIZE", block)
+    monkeypatch.setattr(pairs, "BLOCK_SIZE", block)
     for seed in range(4):
         rows, labels = drawn(seed, images=30 + seed)
         others, other_labels = drawn(seed + 7, images=17, classes=6)

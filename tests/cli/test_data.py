@@ -71,7 +71,7 @@ def test_bad_data_is_one_line_and_code_three(
         (["check", str(tmp_path / "missing")], "no such folder or archive"),
         (["check", str(tmp_path), "--as", "birds"], "birds: no such dataset"),
         (["get", "imagenet"], "agreement first"),
-        (["get", "nothing"], "no such dataset; known are"),
+        (["get", "nothing"], "no such dataset; use one of"),
     ]:
         assert run(*words) == 3
         shown = capsys.readouterr()

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from cbml.data import check, datasets, load, recognize
+from cbml.data.checks import contact_sheet
 from cbml.data.image_dataset import ImageDataset, Splits
-from cbml.data.sheet import contact_sheet
 from cbml.errors import BadData
 from tests.data import layouts
 from tests.data.image_files import image_dataset, save_image
@@ -71,9 +71,9 @@ def test_a_report_of_a_troubled_folder(tmp_path: Path) -> None:
 
 
 def test_names_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="birds: no such dataset; known are cub"):
+    with pytest.raises(BadData, match="birds: no such dataset; use one of cub"):
         load(tmp_path, "birds")
-    with pytest.raises(BadData, match="did you mean inshop"):
+    with pytest.raises(BadData, match="did you mean 'inshop'"):
         load(tmp_path, "in-shop")
     with pytest.raises(BadData, match="no such folder"):
         load(tmp_path / "missing")

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from cbml.cli import main
 from cbml.data import ImageDataset, Splits, check, datasets, load, load_anyway, read_image
-from cbml.data.file_names import find_pattern
+from cbml.data.folder import find_pattern
 from cbml.data.splits import hold_out_images
 from cbml.errors import BadData
 from tests.data.image_files import save_image

@@ -10,8 +10,7 @@ from cbml.errors import BadData
 from cbml.experiments import Plan
 from cbml.experiments.figures import FIGURES
 from cbml.experiments.plans import table_rows
-from cbml.experiments.rows import PUBLISHED_ONLY, Row, published_scores
-from cbml.experiments.scales import row_config
+from cbml.experiments.rows import PUBLISHED_ONLY, Row, published_scores, row_config
 from cbml.experiments.sources import row_cost
 from cbml.experiments.tables import TABLES, find_table
 from cbml.models import BACKBONES

@@ -203,7 +203,7 @@ def test_k_must_be_a_positive_whole_number(k: int) -> None:
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="dim must be a whole number of at least 1, got 0"):
         Index(0)
-    with pytest.raises(ValueError, match="kind must be one of flat, sq8, hnsw, got 'ivf'"):
+    with pytest.raises(ValueError, match="kind must be one of 'flat', 'sq8', 'hnsw', got 'ivf'"):
         Index(8, kind="ivf")  # type: ignore[arg-type]
 
 

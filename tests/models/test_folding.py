@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cbml import Embedder, Execution
-from cbml.models.folding import fold_batch_norms
+from cbml.models.execution import fold_batch_norms
 
 IMAGES = torch.rand(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 

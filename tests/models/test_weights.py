@@ -19,9 +19,8 @@ from PIL import Image
 
 import cbml
 from cbml.errors import BadData, DamagedFile
-from cbml.models import Embedder, downloads, find_backbone
-from cbml.models.downloads import read_tensors
-from cbml.models.weights import read_package
+from cbml.models import Embedder, find_backbone, weights
+from cbml.models.weights import read_package, read_tensors
 
 SHARED = Path(cbml.__file__).parent.parent.parent / "shared"
 RESNET = SHARED / "weights" / "resnet50_v1_imagenet_fp16.safetensors"
@@ -214,12 +213,12 @@ def test_a_download_is_checked_by_its_hash_each_time(
     (folder / "bn_inception-123456789.pth").write_bytes(content)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
 
-    monkeypatch.setattr(downloads, "_BN_INCEPTION", f"{address}/bn_inception-123456789.pth")
+    monkeypatch.setattr(weights, "_BN_INCEPTION", f"{address}/bn_inception-123456789.pth")
     with pytest.raises(DamagedFile, match="another hash"):
         Embedder("bn_inception", weights="imagenet")
     assert not list((tmp_path / "home" / "hub" / "checkpoints").iterdir()), "nothing is kept"
 
-    monkeypatch.setattr(downloads, "_BN_INCEPTION", f"{address}/{good}")
+    monkeypatch.setattr(weights, "_BN_INCEPTION", f"{address}/{good}")
     model = Embedder("bn_inception", weights="imagenet")
     assert model.provenance.startswith("imagenet: Cadene's bn_inception, sha256 ")
 

@@ -12,7 +12,7 @@ import cbml
 ROOT = Path(cbml.__file__).parent.parent
 TESTS = """
 import os, signal, time
-from cbml.training.interrupts import stop_request
+from cbml.training.machine import stop_request
 
 def test_first():
     with stop_request() as request:

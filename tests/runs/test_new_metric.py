@@ -13,7 +13,7 @@ from cbml.gallery import Gallery
 from cbml.report import write_run_page
 from cbml.runs import note_test_evaluation
 from cbml.training import read_record
-from cbml.training.runs import update_record
+from cbml.training.records import update_record
 from tests.gallery import small
 
 RANDOM = np.random.default_rng(0)

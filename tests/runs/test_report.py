@@ -12,7 +12,7 @@ from cbml.models import Embedder, find_backbone
 from cbml.report import Distribution, QueryTiles, Tile, line_chart, neighbor_tile, write_run_page
 from cbml.runs.report import report_run
 from cbml.training import Run, read_metrics, read_record, update_record
-from cbml.training.runs import Records
+from cbml.training.records import Records
 from tests.training.small import make_images
 
 NASTY = '<script>alert("1")</script>'

@@ -8,7 +8,7 @@ import pytest
 PROBE = """
 import resource, sys
 import torch
-from cbml.training.memory import keep_freed_memory
+from cbml.training.machine import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def step():

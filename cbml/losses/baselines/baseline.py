@@ -286,8 +286,6 @@ def masked_logsumexp(values: Tensor, mask: Tensor, dim: int) -> Tensor:
     Minus infinity would be the value there, but its gradient is not a number.
 
     Args:
-        values: the exponents.
-        mask: which entries to keep.
         dim: the dimension to sum over.
     """
     return values.masked_fill(~mask, torch.finfo(values.dtype).min).logsumexp(dim)
@@ -298,6 +296,5 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         values: of which to take the mean.
-        mask: which entries to keep.
     """
     return values.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)

@@ -67,7 +67,6 @@ def find_medoids(
         distance: of all images. (B, B)
         classes: 0 ... K - 1 of each image. (B,)
         margin: γ.
-        rounds: of the refinement.
     """
     medoids = np.empty(0, dtype=np.int64)
     for _ in range(int(classes.max()) + 1):

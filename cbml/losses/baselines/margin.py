@@ -109,7 +109,6 @@ def sample_by_distance(
     An anchor whose negatives are all beyond `far` takes any of them alike.
 
     Args:
-        batch: anchors, columns and labels.
         near: smaller distances weigh as this one, to keep the weights from being ruled by a few.
         far: negatives at or beyond this distance have no weight.
         generator: on the processor; the only source of the draws.

@@ -177,7 +177,6 @@ def expanded_similarity(units: Tensor, partner: Tensor, points: int) -> Tensor:
     Args:
         units: embeddings of length one. (B, D)
         partner: the other end of each image's segment. (B,)
-        points: synthetic points on it.
     """
     share = torch.arange(points + 1, device=units.device, dtype=units.dtype) / (points + 1)
     share = share[None, :, None]

@@ -1,16 +1,62 @@
-"""The run folder: run.json, metrics.jsonl, checkpoints/, model/, report.html and the like."""
+"""The run folder: run.json, metrics.jsonl, tensorboard/, checkpoints/, model/, report.html."""
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cbml.errors import BadData, DamagedFile
+from cbml.errors import BadData, DamagedFile, MissingExtra
 from cbml.files import replaced_file, write_json
-from cbml.training.board import Board
+
+_NO_CURVES = ("step", "best", "seconds")
+
+
+class TensorBoard:
+    """Writes every number of a line to event files, each under its own name."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtra("tensorboard", "tensorboard") from None
+        self._make: Any = SummaryWriter
+        self._folder = folder
+        self._writer: Any = None
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add the numbers of one line.
+
+        Args:
+            line: as for `Records.add`.
+        """
+        step = int(line["step"])
+        if self._writer is None:
+            # A resumed run does some steps again: tensorboard forgets what it had from them.
+            self._writer = self._make(str(self._folder), purge_step=step)
+        for name, value in _numbers(line):
+            self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Bring all that was added to the disk."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """End the event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in line.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and (prefix or name not in _NO_CURVES):
+            yield f"{prefix}{name}", float(value)
 
 
 @dataclass(frozen=True)
@@ -18,13 +64,13 @@ class Run:
     """Where a training run keeps its records.
 
     Args:
-        folder: made if missing; one that holds a run already is only continued, never replaced.
-        about: further plain facts for run.json, such as where the images come from.
-        resume: go on from the newest checkpoint.
-        tensorboard: write all numbers to `tensorboard/` as well.
-        config: every choice of the run as plain values, nested or not. It is kept in checkpoints
+        folder: Made if missing; one that holds a run already is only continued, never replaced.
+        about: Further plain facts for run.json, such as where the images come from.
+        resume: Go on from the newest checkpoint.
+        tensorboard: Write all numbers to `tensorboard/` as well.
+        config: Every choice of the run as plain values, nested or not. It is kept in checkpoints
             and compared when a run is resumed.
-        free: dotted names within `config`, such as "data.workers", that may differ then.
+        free: Dotted names within `config`, such as "data.workers", that may differ then.
     """
 
     folder: Path
@@ -47,7 +93,7 @@ class Records:
         self.folder = None if run is None else run.folder
         self.writes = writes and run is not None
         self.record: dict[str, Any] = {}
-        self._board: Board | None = None
+        self._tensorboard: TensorBoard | None = None
         if run is None:
             return
         exists = (run.folder / "run.json").exists()
@@ -60,7 +106,7 @@ class Records:
             self.record = read_record(run.folder)
         if self.writes:
             if run.tensorboard:
-                self._board = Board(run.folder / "tensorboard")
+                self._tensorboard = TensorBoard(run.folder / "tensorboard")
             (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
 
     def note(self, facts: Mapping[str, Any]) -> None:
@@ -83,15 +129,11 @@ class Records:
             clean = {name: _number(value) for name, value in line.items()}
             with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(clean, allow_nan=False) + "\n")
-            if self._board is not None:
-                self._board.add(clean)
+            if self._tensorboard is not None:
+                self._tensorboard.add(clean)
 
     def validations(self, name: str) -> list[float]:
-        """The scores of this name of all validations so far, those before a resume included.
-
-        Args:
-            name: of a score.
-        """
+        """The scores of this name of all validations so far, those before a resume included."""
         if self.folder is None:
             return []
         lines = [line["validation"] for line in read_metrics(self.folder) if "validation" in line]
@@ -115,20 +157,20 @@ class Records:
         if self.writes and path is not None and path.exists():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        if self._board is not None:
-            self._board.flush()
+        if self._tensorboard is not None:
+            self._tensorboard.flush()
 
     def close(self) -> None:
         """End what was open."""
-        if self._board is not None:
-            self._board.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """What run.json of a run folder says; a changed byte in it is found.
 
     Args:
-        folder: of the run.
+        folder: Folder of the run.
     """
     path = folder / "run.json"
     try:
@@ -149,8 +191,8 @@ def update_record(folder: Path, facts: Mapping[str, Any]) -> None:
     """Add facts to run.json of a run folder, made if missing.
 
     Args:
-        folder: of the run.
-        facts: plain values; a name that is there already is replaced.
+        folder: Folder of the run.
+        facts: Plain values; a name that is there already is replaced.
     """
     before = read_record(folder) if (folder / "run.json").exists() else {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +211,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The whole lines of metrics.jsonl; one that a kill has cut is left out.
 
     Args:
-        folder: of the run.
+        folder: Folder of the run.
     """
     path = folder / "metrics.jsonl"
     lines: list[dict[str, Any]] = []

@@ -1,18 +1,106 @@
-"""Match probabilities on disk: plain JSON with a checksum, read with every number checked."""
+"""How far probabilities hold, and match probabilities on disk."""
 
+import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from cbml.bayes.log_odds import Line, MonotoneCurve, Odds
-from cbml.bayes.reliability import Reliability
 from cbml.errors import DamagedFile
 
-if TYPE_CHECKING:
-    from cbml.bayes.match_probability import MatchProbability
+# How far probabilities can be trusted: confidence against accuracy.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reliability:
+    """Confidence and accuracy in bins of equal width, and what they sum up to.
+
+        ECE    = Σ_bins  count/total · |confidence - accuracy|
+        Brier  = mean (p - match)²
+        loss   = mean -log p(what was the case)
+
+    Args:
+        confidence: Mean probability in each bin that is not empty.
+        accuracy: Share of positives in it.
+        counts: Number of pairs in each bin.
+        ece: Expected calibration error.
+        brier: Mean squared error of the probabilities.
+        log_loss: Log loss per pair, in nats.
+    """
+
+    confidence: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    counts: tuple[int, ...]
+    ece: float
+    brier: float
+    log_loss: float
+
+    @classmethod
+    def of(
+        cls, probabilities: ArrayLike, positives: ArrayLike, negatives: ArrayLike, *, bins: int = 10
+    ) -> "Reliability":
+        """Compare probabilities with counts of what they are about.
+
+        Args:
+            probabilities: One for each place. (S,)
+            positives: Number of positives at each place; ones and zeros for single results. (S,)
+            negatives: Number of negatives at each place. (S,)
+            bins: Number of bins of equal width between 0 and 1.
+        """
+        p, positive, negative = (
+            np.asarray(part, dtype=np.float64).ravel()
+            for part in (probabilities, positives, negatives)
+        )
+        weight = positive + negative
+        total = float(weight.sum())
+        if not total > 0.0:
+            raise ValueError("positives and negatives are all zero: nothing to compare with")
+        place = np.clip((p * bins).astype(np.int64), 0, bins - 1)
+        count, relevant, confidence = (
+            np.bincount(place, weights=part, minlength=bins)
+            for part in (weight, positive, weight * p)
+        )
+        used = count > 0
+        count, relevant, confidence = count[used], relevant[used], confidence[used]
+        sure = np.clip(p, 1e-12, 1.0 - 1e-12)
+        return cls(
+            confidence=tuple((confidence / count).tolist()),
+            accuracy=tuple((relevant / count).tolist()),
+            counts=tuple(int(number) for number in count),
+            ece=float(np.abs(confidence - relevant).sum() / total),
+            brier=float((positive * (1.0 - p) ** 2 + negative * p**2).sum() / total),
+            log_loss=-float((positive * np.log(sure) + negative * np.log1p(-sure)).sum() / total),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field by its name, ready for JSON."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def of_dict(cls, fields: Mapping[str, Any]) -> "Reliability":
+        """What `as_dict` described.
+
+        Args:
+            fields: The fields as read back from JSON.
+        """
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in fields.items()
+        }
+        return cls(**plain)
+
+
+# Match probabilities on disk: plain JSON with a checksum, read with every number checked.
 
 KIND = "cbml match probability 3"
 _EARLIER = ("cbml match probability 2", "cbml match probability 1")
@@ -26,17 +114,18 @@ _RENAMED = {
 _NUMBERS = ("typical_cohort_mean", "fitted_positives", "positives", "own_positives")
 
 
-def as_record(probability: "MatchProbability") -> dict[str, Any]:
-    """Every field as plain values, with its kind and a checksum, ready for JSON."""
-    fields = {
-        **{name: getattr(probability, name) for name in _NUMBERS},
-        "by_query": _odds_fields(probability.by_query),
-        "by_both": None if probability.by_both is None else _odds_fields(probability.by_both),
-        "source": list(probability.source),
-        "cohort": list(probability.cohort),
-        "check": probability.check.as_dict(),
+def as_record(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `MatchProbability` as plain values, with kind and checksum, for JSON."""
+    both = fields["by_both"]
+    plain = {
+        **{name: fields[name] for name in _NUMBERS},
+        "by_query": _odds_fields(fields["by_query"]),
+        "by_both": None if both is None else _odds_fields(both),
+        "source": list(fields["source"]),
+        "cohort": list(fields["cohort"]),
+        "check": fields["check"].as_dict(),
     }
-    return sealed(KIND, fields)
+    return sealed(KIND, plain)
 
 
 def sealed(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
