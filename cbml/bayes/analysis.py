@@ -83,19 +83,19 @@ def analyze_set(
         gallery_labels: One per row of the gallery. (M,)
         seed: Random seed of the halves of classes that check each other.
     """
-    sides = QueryGallery.of(
+    query_gallery = QueryGallery.of(
         embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
     )
-    statistics = PairStatistics.of(sides)
-    histogram = PairHistogram.of(sides)
+    statistics = PairStatistics.of(query_gallery)
+    histogram = PairHistogram.of(query_gallery)
     try:
-        posteriors = check_posteriors(sides, seed=seed)
+        posteriors = check_posteriors(query_gallery, seed=seed)
     except BadData:
         posteriors = {}
     return SetAnalysis(
-        images=len(sides.codes),
-        gallery=None if sides.gallery_codes is None else len(sides.gallery_codes),
-        classes=len(sides.class_labels),
+        images=len(query_gallery.codes),
+        gallery=None if query_gallery.gallery_codes is None else len(query_gallery.gallery_codes),
+        classes=len(query_gallery.class_labels),
         statistics=statistics,
         histogram=histogram,
         positive_fit=histogram.gaussian_fit(
@@ -131,10 +131,10 @@ def check_posteriors(
         gallery_labels: One per row of the gallery. (M,)
         seed: Random seed of the halves.
     """
-    sides = QueryGallery.of(
+    query_gallery = QueryGallery.of(
         embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
     )
-    parts = _class_halves(sides, seed)
+    parts = _class_halves(query_gallery, seed)
     statistics = [PairStatistics.of(part) for part in parts]
     histograms = [PairHistogram.of(part) for part in parts]
     counts = [
@@ -154,10 +154,10 @@ def check_posteriors(
     return checks
 
 
-def _class_halves(sides: QueryGallery, seed: int) -> list[QueryGallery]:
+def _class_halves(query_gallery: QueryGallery, seed: int) -> list[QueryGallery]:
     """The images of each half of the classes."""
-    half_of = np.random.default_rng(seed).permutation(len(sides.class_labels)) % 2
-    parts = [sides.of_classes(half_of == half) for half in (0, 1)]
+    half_of = np.random.default_rng(seed).permutation(len(query_gallery.class_labels)) % 2
+    parts = [query_gallery.of_classes(half_of == half) for half in (0, 1)]
     if not all(len(part.codes) for part in parts):
         raise BadData("labels: all images are of one class; halves of classes need two")
     if not all(len(part.searched) for part in parts):
@@ -201,16 +201,18 @@ def check_results(
             D)
         gallery_labels: One per row of the gallery. (M,)
     """
-    sides = QueryGallery.of(
+    query_gallery = QueryGallery.of(
         embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
     )
-    found = nearest_neighbors(sides, max(probability.depth, *SHOWN))
+    found = nearest_neighbors(query_gallery, max(probability.depth, *SHOWN))
     shown = slice(0, max(SHOWN))
     confidence = probability.probability(
         found.similarities[:, shown],
         cohort_mean=probability.cohort_mean(found.similarities),
-        result_cohort_mean=probability.result_cohort_mean(sides.searched, found.indices[:, shown]),
-        own=sides.searches_itself,
+        result_cohort_mean=probability.result_cohort_mean(
+            query_gallery.searched, found.indices[:, shown]
+        ),
+        own=query_gallery.searches_itself,
     )
-    relevant = found.relevant(sides.codes, sides.searched_codes)
+    relevant = found.relevant(query_gallery.codes, query_gallery.searched_codes)
     return {k: Reliability.of(confidence[:, :k], relevant[:, :k], ~relevant[:, :k]) for k in SHOWN}

@@ -146,15 +146,15 @@ class FittedOdds(NamedTuple):
     cohort_mean: float
 
 
-def fit_odds(sides: QueryGallery, cohort: tuple[int, int], *, seed: int) -> FittedOdds:
+def fit_odds(query_gallery: QueryGallery, cohort: tuple[int, int], *, seed: int) -> FittedOdds:
     """The odds that hold best on classes left out.
 
     Args:
-        sides: one set, searched for its own images.
+        query_gallery: one set, searched for its own images.
         cohort: begin and end of the ranks of the cohort.
         seed: random seed of the choice of queries, and of the halves of classes.
     """
-    neighbors = nearest_neighbors(sides, cohort[1], seed=seed)
+    neighbors = nearest_neighbors(query_gallery, cohort[1], seed=seed)
     means = mean_of_cohort(neighbors.similarities, cohort, 0.0)
     ranks, counts = ranks_to_fit(neighbors.similarities.shape[1])
     neighbors = neighbors.at(ranks)
@@ -162,14 +162,14 @@ def fit_odds(sides: QueryGallery, cohort: tuple[int, int], *, seed: int) -> Fitt
     features = np.empty((2, *shape))
     features[0], features[1] = neighbors.similarities, means
     weights = np.broadcast_to(counts * 1.0, shape)
-    results = Results(features, neighbors.relevant(sides.codes), weights)
-    by_query = choose_fit(results, sides.codes[neighbors.queries], seed=seed)
-    by_both = _with_result_cohorts(sides, cohort, neighbors, results, by_query, seed)
+    results = Results(features, neighbors.relevant(query_gallery.codes), weights)
+    by_query = choose_fit(results, query_gallery.codes[neighbors.queries], seed=seed)
+    by_both = _with_result_cohorts(query_gallery, cohort, neighbors, results, by_query, seed)
     return FittedOdds(by_query, by_both, float(means.mean()))
 
 
 def _with_result_cohorts(
-    sides: QueryGallery,
+    query_gallery: QueryGallery,
     cohort: tuple[int, int],
     neighbors: Neighbors,
     results: Results,
@@ -177,15 +177,15 @@ def _with_result_cohorts(
     seed: int,
 ) -> Fit | None:
     """The odds that know the cohorts of results, if they beat those that do not."""
-    classes = sides.codes[neighbors.queries]
+    classes = query_gallery.codes[neighbors.queries]
     try:
-        if len(sides.codes) > RESULT_COHORTS:  # the results of fewer queries then, for both
+        if len(query_gallery.codes) > RESULT_COHORTS:  # the results of fewer queries then, for both
             every = -(-neighbors.indices.size // RESULT_COHORTS)
             some = np.arange(len(classes)) % every == 0
             results, classes = results.of(some), classes[some]
             neighbors = Neighbors(*(part[some] for part in neighbors))
             baseline = choose_fit(results, classes, seed=seed)
-        means = cohort_means(sides.embeddings, neighbors.indices, cohort, 0.0)
+        means = cohort_means(query_gallery.embeddings, neighbors.indices, cohort, 0.0)
         wider = results._replace(features=np.concatenate([results.features, means[None]]))
         found = choose_fit(wider, classes, seed=seed)
     except BadData:  # too few queries

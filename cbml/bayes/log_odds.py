@@ -62,13 +62,13 @@ class MonotoneCurve:
         weight = sums[0] + sums[1]
         used = weight > 0
         # Equal scores in two groups may have means that differ in their last bit.
-        places = np.maximum.accumulate(sums[2][used] / weight[used])
+        indices = np.maximum.accumulate(sums[2][used] / weight[used])
         level = (sums[0][used] + 0.5) / (weight[used] + 1.0)
         # It joins scores that are nearly equal; the last one may then lie beyond its last point.
         level = IsotonicRegression(out_of_bounds="clip").fit_transform(
-            places, level, sample_weight=weight[used]
+            indices, level, sample_weight=weight[used]
         )
-        return cls(tuple(places.tolist()), tuple(np.log(level / (1.0 - level)).tolist()))
+        return cls(tuple(indices.tolist()), tuple(np.log(level / (1.0 - level)).tolist()))
 
     def __call__(self, scores: ArrayLike) -> NDArray[np.float64]:
         """Log odds at scores of any shape."""

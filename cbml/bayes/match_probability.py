@@ -89,18 +89,18 @@ class MatchProbability:
             labels: One label per row. (N,)
             seed: Random seed of that choice, and of the halves of classes that check each other.
         """
-        sides = QueryGallery.of(embeddings, labels)
-        if not sides.searches_itself:
+        query_gallery = QueryGallery.of(embeddings, labels)
+        if not query_gallery.searches_itself:
             raise ValueError(
                 "probabilities are fitted to searches of one set: leave the gallery out"
             )
-        if len(sides.codes) < 2:
+        if len(query_gallery.codes) < 2:
             raise BadData("embeddings: one image is no gallery")
-        sizes = np.unique(sides.codes, return_counts=True)[1]
+        sizes = np.unique(query_gallery.codes, return_counts=True)[1]
         if sizes.max() < 2:
             raise BadData("labels: no two images share a class, so that no result is relevant")
         expected = ExpectedPositives.of_classes(sizes)
-        fitted = fit_odds(sides, expected.cohort, seed=seed)
+        fitted = fit_odds(query_gallery, expected.cohort, seed=seed)
         query, both = fitted.by_query, fitted.by_both
         # Each was searched for among the others.
         positives = expected.own_positives
@@ -201,11 +201,11 @@ class MatchProbability:
         if positives is not None:
             expected = ExpectedPositives.of_number(positives, len(gallery))
         if labels is not None:
-            sides = QueryGallery.of(gallery, labels)
-            sizes = np.unique(sides.codes, return_counts=True)[1]
+            query_gallery = QueryGallery.of(gallery, labels)
+            sizes = np.unique(query_gallery.codes, return_counts=True)[1]
             try:
                 if enough_to_fit(sizes):
-                    ready = MatchProbability.fit(sides)
+                    ready = MatchProbability.fit(query_gallery)
                 expected = expected or ExpectedPositives.of_classes(sizes)
             except BadData:  # labels that similarity tells nothing of, such as dates, are as none
                 pass

@@ -139,20 +139,22 @@ class Neighbors(NamedTuple):
         return Neighbors(self.queries, self.similarities[:, ranks], self.indices[:, ranks])
 
 
-def nearest_neighbors(sides: QueryGallery, depth: int, *, seed: int = 0) -> Neighbors:
+def nearest_neighbors(query_gallery: QueryGallery, depth: int, *, seed: int = 0) -> Neighbors:
     """The results of searches, each image left out of its own; of at most 2,048 queries.
 
     Args:
-        sides: queries and what they search.
+        query_gallery: queries and what they search.
         depth: results for each query; fewer where fewer images are searched.
         seed: random seed of the choice of queries.
     """
-    total = len(sides.codes)
+    total = len(query_gallery.codes)
     queries = np.arange(total)
     if total > QUERIES:
         queries = np.sort(np.random.default_rng(seed).permutation(total)[:QUERIES])
-    index = _indexed(sides.searched)
-    return _search(index, sides.embeddings[queries], queries, sides.own_indices[queries], depth)
+    index = _indexed(query_gallery.searched)
+    return _search(
+        index, query_gallery.embeddings[queries], queries, query_gallery.own_indices[queries], depth
+    )
 
 
 def cohort_means(

@@ -68,15 +68,15 @@ class Pairs(NamedTuple):
             yield left, left if self.own else self.right[right_begin:right_end]
 
 
-def pair_up(sides: QueryGallery) -> Pairs:
+def pair_up(query_gallery: QueryGallery) -> Pairs:
     """The pairs of a set, or of queries with a gallery; each kind of pair must exist.
 
     Args:
-        sides: Queries and gallery, in any order.
+        query_gallery: Queries and gallery, in any order.
     """
-    if sides.self_indices is not None and (sides.self_indices >= 0).any():
+    if query_gallery.self_indices is not None and (query_gallery.self_indices >= 0).any():
         raise ValueError("pairs: queries that are in their gallery are one set; give that alone")
-    ordered, _ = sides.sorted_by_class()
+    ordered, _ = query_gallery.sorted_by_class()
     ranges = _ranges(ordered.codes, ordered.searched_codes)
     pairs = Pairs(ordered.embeddings, ordered.searched, ranges, own=ordered.searches_itself)
     _check_counts(pairs)
@@ -85,12 +85,12 @@ def pair_up(sides: QueryGallery) -> Pairs:
 
 def _ranges(codes: NDArray[Any], other_codes: NDArray[Any]) -> Indices:
     common = np.intersect1d(codes, other_codes)
-    sides = [
+    query_gallery = [
         np.searchsorted(side, common, where)
         for side in (codes, other_codes)
         for where in ("left", "right")
     ]
-    return np.stack(sides, axis=1)
+    return np.stack(query_gallery, axis=1)
 
 
 def _check_counts(pairs: Pairs) -> None:
@@ -236,17 +236,17 @@ class PairHistogram:
         """
         if bins < 1:
             raise ValueError(f"bins must be at least 1, got {bins}")
-        sides = QueryGallery.of(
+        query_gallery = QueryGallery.of(
             embeddings,
             labels,
             gallery_embeddings=gallery_embeddings,
             gallery_labels=gallery_labels,
         )
-        pairs = pair_up(sides)
+        pairs = pair_up(query_gallery)
         total, positive = np.zeros(bins, dtype=np.int64), np.zeros(bins, dtype=np.int64)
-        for start, stop, places in _blocks(pairs, bins):
-            total += np.bincount(places.ravel(), minlength=bins + 1)[:bins]
-            for part in _positive_parts(pairs, start, stop, places):
+        for start, stop, indices in _blocks(pairs, bins):
+            total += np.bincount(indices.ravel(), minlength=bins + 1)[:bins]
+            for part in _positive_parts(pairs, start, stop, indices):
                 positive += np.bincount(part.ravel(), minlength=bins + 1)[:bins]
         return cls(positive, total - positive)
 
@@ -289,12 +289,12 @@ class PairHistogram:
         counts = self.positive if positive else self.negative
         share, width = counts / counts.sum(), 2.0 / len(counts)
         # A Gaussian that is narrower than a step rises between two edges: look there as well.
-        places = np.append(self.edges, mean + std * np.linspace(-4.0, 4.0, 81))
-        seen = np.interp(places, self.edges, np.append(0.0, np.cumsum(share)))
+        indices = np.append(self.edges, mean + std * np.linspace(-4.0, 4.0, 81))
+        seen = np.interp(indices, self.edges, np.append(0.0, np.cumsum(share)))
         square = float((share * ((self.centers - mean) ** 2 + width**2 / 12.0)).sum())
         density = share[share > 0] / width
         return GaussianFit(
-            distance=float(np.abs(seen - ndtr((places - mean) / std)).max()),
+            distance=float(np.abs(seen - ndtr((indices - mean) / std)).max()),
             log_likelihood=-math.log(std * math.sqrt(2.0 * math.pi)) - square / (2.0 * std**2),
             best_log_likelihood=float((share[share > 0] * np.log(density)).sum()),
         )
@@ -314,10 +314,10 @@ def _blocks(pairs: Pairs, bins: int) -> Iterator[tuple[int, int, NDArray[np.int3
     for start in range(0, len(pairs.left), height):
         stop = min(start + height, len(pairs.left))
         offset = start if pairs.own else 0
-        places = _steps(pairs.left[start:stop], pairs.right[offset:], bins)
+        indices = _steps(pairs.left[start:stop], pairs.right[offset:], bins)
         if pairs.own:
-            places[np.tril_indices(stop - start)] = bins
-        yield start, stop, places
+            indices[np.tril_indices(stop - start)] = bins
+        yield start, stop, indices
 
 
 def _steps(left: Embeddings, right: Embeddings, bins: int) -> NDArray[np.int32]:
@@ -328,7 +328,7 @@ def _steps(left: Embeddings, right: Embeddings, bins: int) -> NDArray[np.int32]:
 
 
 def _positive_parts(
-    pairs: Pairs, start: int, stop: int, places: NDArray[np.int32]
+    pairs: Pairs, start: int, stop: int, indices: NDArray[np.int32]
 ) -> Iterator[NDArray[np.int32]]:
     """The rectangles of a block that hold the pairs of one class."""
     offset = start if pairs.own else 0
@@ -337,4 +337,4 @@ def _positive_parts(
         if begin >= stop:
             return
         rows = slice(max(begin, start) - start, min(end, stop) - start)
-        yield places[rows, max(right_begin - offset, 0) : right_end - offset]
+        yield indices[rows, max(right_begin - offset, 0) : right_end - offset]

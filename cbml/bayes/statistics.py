@@ -64,13 +64,13 @@ class PairStatistics:
             gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
             gallery_labels: One per row of the gallery. (M,)
         """
-        sides = QueryGallery.of(
+        query_gallery = QueryGallery.of(
             embeddings,
             labels,
             gallery_embeddings=gallery_embeddings,
             gallery_labels=gallery_labels,
         )
-        pairs = pair_up(sides)
+        pairs = pair_up(query_gallery)
         positive, negative = pair_moments(pairs)
         return cls(
             positive_mean=positive.mean,
@@ -206,12 +206,12 @@ class PairStatistics:
         """
         ratio = self._ratio_to_train_with(exponent)
         numbers = {f"ratio.{name}": value for name, value in dataclasses.asdict(ratio).items()}
-        sides: dict[str, Any] = {"ratio": "quadratic", "delta": "derived"}
+        query_gallery: dict[str, Any] = {"ratio": "quadratic", "delta": "derived"}
         if isinstance(ratio, LinearRatio):
             weight = ratio.positive_scale / ratio.negative_scale
-            sides = {"delta": "mean", "positive_weight": weight}
+            query_gallery = {"delta": "mean", "positive_weight": weight}
         return {
-            **sides,
+            **query_gallery,
             **numbers,
             "mining_margin": None,
             "variance_weight": 0.5 / self.negative_std**2,

@@ -1,4 +1,4 @@
-"""Which images there are and what is known of them: the plain data that all rooms pass around."""
+"""Which images there are and what is known of them: the plain data that all packages share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,9 +1,9 @@
 """Images decoded and resized once, kept as plain pixels in one memory-mapped file.
 
 A packed folder holds `pixels.u8`, the images one after another as height x width x 3 bytes, and a
-saved table of their sizes, places and check sums under a manifest, which is the commit point.
+saved table of their sizes, offsets and check sums under a manifest, which is the commit point.
 While it is being made, a journal has one line for each finished image; after a kill at any moment
-the lines whose pixels are sound are kept and the work goes on behind them. A lock lets one process
+the lines whose pixels are sound are kept and the work resumes behind them. A lock lets one process
 work while the others wait for the result. Check sums are compared when an image is first used, so
 that opening takes no longer for a million images than for a hundred.
 """
@@ -77,7 +77,7 @@ class PackedImages:
         """A digest of the contents of the image files, in their order, made when they were packed.
 
         It says the same as `FileImages.digest` without reading them again: files whose path, size
-        or time of change differs are packed anew.
+        or time of change differs are packed again.
         """
         return self._digest
 

@@ -152,7 +152,7 @@ def _resized(pixels: Tensor, height: int, width: int) -> Tensor:
     if tuple(pixels.shape[1:]) == (height, width):
         return pixels
     # The kernel behind torchvision.transforms.v2, called directly: the tests compare the two to
-    # the bit, and importing torchvision would double the time it takes to import this room.
+    # the bit, and importing torchvision would double the time it takes to import this package.
     return interpolate(pixels[None], size=(height, width), mode="bilinear", antialias=True)[0]
 
 

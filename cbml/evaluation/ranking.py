@@ -67,15 +67,15 @@ class PositiveRanges(NamedTuple):
     own: Tensor
 
     @classmethod
-    def of(cls, sides: QueryGallery) -> "PositiveRanges":
+    def of(cls, query_gallery: QueryGallery) -> "PositiveRanges":
         """The ranges of queries and a gallery that are both sorted by class.
 
         Args:
-            sides: sorted; refused where no query has a positive.
+            query_gallery: sorted; refused where no query has a positive.
         """
-        begin = np.searchsorted(sides.searched_codes, sides.codes, side="left")
-        end = np.searchsorted(sides.searched_codes, sides.codes, side="right")
-        own = sides.own_indices
+        begin = np.searchsorted(query_gallery.searched_codes, query_gallery.codes, side="left")
+        end = np.searchsorted(query_gallery.searched_codes, query_gallery.codes, side="right")
+        own = query_gallery.own_indices
         queries = np.flatnonzero(end - begin > (own >= 0))
         if not len(queries):
             raise BadData(
@@ -90,7 +90,7 @@ class PositiveRanges(NamedTuple):
 
 
 def rank_positives(
-    sides: QueryGallery,
+    query_gallery: QueryGallery,
     ranges: PositiveRanges,
     computes: Mapping[str, Compute],
     *,
@@ -101,12 +101,15 @@ def rank_positives(
     All similarities of a query come from one product with the gallery, and only they are compared.
 
     Args:
-        sides: queries and gallery, sorted by class.
+        query_gallery: queries and gallery, sorted by class.
         ranges: the positives of the queries.
         computes: what to make of the ranks, by the metric's name.
         nearest: whether it takes the ranks of all positives among the R nearest, or only the first.
     """
-    queries, gallery = torch.from_numpy(sides.embeddings), torch.from_numpy(sides.searched)
+    queries, gallery = (
+        torch.from_numpy(query_gallery.embeddings),
+        torch.from_numpy(query_gallery.searched),
+    )
     total, width, height = len(ranges.queries), len(gallery), _height(ranges, len(gallery))
     first_hits = np.zeros(total, dtype=np.int64)
     values = {name: np.zeros(total) for name in computes}

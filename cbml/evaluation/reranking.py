@@ -25,15 +25,15 @@ from cbml.query_gallery import QueryGallery
 
 
 def rerank_positives(
-    sides: QueryGallery,
+    query_gallery: QueryGallery,
     ranges: PositiveRanges,
     computes: Mapping[str, Compute],
     reranker: Reranker,
     candidates: int,
 ) -> tuple[Ranks, dict[str, NDArray[np.float64]]]:
     """As `rank_positives`, with so many candidates of each query reranked; every list is sorted."""
-    total, width = len(ranges.queries), len(sides.searched)
-    queries, gallery = sides.query_outputs, sides.searched_outputs
+    total, width = len(ranges.queries), len(query_gallery.searched)
+    queries, gallery = query_gallery.query_outputs, query_gallery.searched_outputs
     first_hits = np.zeros(total, dtype=np.int64)
     values = {name: np.zeros(total) for name in computes}
     slack = tie_slack(gallery.embeddings.shape[1])

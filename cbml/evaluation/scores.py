@@ -134,35 +134,37 @@ def evaluate(
     chosen = _chosen(metrics, clustering)
     computes = _computes(chosen, _as_cutoffs(recall_at))
     # The embeddings as given are let go: sorted by class is all that is needed from here on.
-    sides, order = QueryGallery.of(
+    query_gallery, order = QueryGallery.of(
         embeddings,
         labels,
         gallery_embeddings=gallery_embeddings,
         gallery_labels=gallery_labels,
     ).sorted_by_class()
-    ranges = PositiveRanges.of(sides)
+    ranges = PositiveRanges.of(query_gallery)
     nearest = any(metric.needs == "nearest" for metric in chosen.values())
     with _full_precision():
         if reranker is None:
-            first_hits, values = rank_positives(sides, ranges, computes, nearest=nearest)
+            first_hits, values = rank_positives(query_gallery, ranges, computes, nearest=nearest)
         else:
-            first_hits, values = rerank_positives(sides, ranges, computes, reranker, candidates)
+            first_hits, values = rerank_positives(
+                query_gallery, ranges, computes, reranker, candidates
+            )
     metrics_found = {name: float(value.mean()) for name, value in values.items()}
     of_clusters = {name: one for name, one in chosen.items() if one.needs == "clusters"}
     options = kmeans_options or KMeansOptions()
-    metrics_found |= _cluster_scores(sides, of_clusters, options)
+    metrics_found |= _cluster_scores(query_gallery, of_clusters, options)
     recorded = asdict(options) if of_clusters else {}
     given = _Given(order, ranges.queries.numpy())
     return Scores(
         metrics=metrics_found,
         queries=len(ranges.queries),
         lone_queries=len(order) - len(ranges.queries),
-        gallery=len(sides.searched),
-        classes=len(np.unique(sides.codes)),
+        gallery=len(query_gallery.searched),
+        classes=len(np.unique(query_gallery.codes)),
         kmeans_seed=recorded.get("seed"),
         kmeans_iterations=recorded.get("iterations"),
         kmeans_attempts=recorded.get("attempts"),
-        labels=sides.class_labels[sides.codes[np.argsort(order)]],
+        labels=query_gallery.class_labels[query_gallery.codes[np.argsort(order)]],
         first_hits=given.spread(first_hits, 0),
         positives=given.spread(ranges.positives().numpy(), 0),
         per_query={name: given.spread(value, np.nan) for name, value in values.items()},
@@ -183,20 +185,23 @@ class _Given(NamedTuple):
 
 
 def _cluster_scores(
-    sides: QueryGallery, metrics: dict[str, Metric], options: KMeansOptions
+    query_gallery: QueryGallery, metrics: dict[str, Metric], options: KMeansOptions
 ) -> dict[str, float]:
     """What k-means clusters of the queries tell of their classes."""
     if not metrics:
         return {}
-    classes = len(np.unique(sides.codes))
+    classes = len(np.unique(query_gallery.codes))
     clusters = kmeans(
-        sides.embeddings,
+        query_gallery.embeddings,
         classes,
         iterations=options.iterations,
         seed=options.seed,
         attempts=options.attempts,
     ).assignments
-    return {name: float(metric.compute(sides.codes, clusters)) for name, metric in metrics.items()}
+    return {
+        name: float(metric.compute(query_gallery.codes, clusters))
+        for name, metric in metrics.items()
+    }
 
 
 def _chosen(names: Collection[str] | None, clustering: bool) -> dict[str, Metric]:

@@ -50,7 +50,11 @@ class Plan:
     sweeps: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def settings(self, *, without: str = "") -> list[dict[str, Any]]:
-        """Every combination of the values of the sweeps."""
+        """Every combination of the values of the sweeps.
+
+        Args:
+            without: Key of a sweep to leave out.
+        """
         kept = {key: values for key, values in self.sweeps.items() if key != without}
         return [dict(zip(kept, one, strict=True)) for one in itertools.product(*kept.values())]
 
@@ -87,7 +91,11 @@ def _value(key: str, text: str) -> Any:
 
 
 def table_rows(plan: Plan) -> list[Row]:
-    """The rows of a table that a plan asks for."""
+    """The rows of a table that a plan asks for.
+
+    Args:
+        plan: The table, and which of its rows are wanted.
+    """
     rows = plan.table.rows_for(plan.scale, plan.data)
     if not rows:
         known = dict.fromkeys(row.data for row in plan.table.rows)
@@ -139,7 +147,11 @@ def plan_jobs(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) -
 
 
 def trial_tables(plan: Plan) -> tuple[str, ...]:
-    """The tables whose trials decide the learning rates of a plan."""
+    """The tables whose trials decide the learning rates of a plan.
+
+    Args:
+        plan: The plan whose rows are run.
+    """
     return tuple(dict.fromkeys((plan.table.name, LOSS_ABLATION.name)))
 
 

@@ -49,7 +49,11 @@ class Progress:
     refused: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, other: "Progress") -> None:
-        """Add what became of further jobs."""
+        """Add what became of further jobs.
+
+        Args:
+            other: Counts of those jobs.
+        """
         for word in ("finished", "done", "failed", "elsewhere"):
             setattr(self, word, getattr(self, word) + getattr(other, word))
         for reason, names in other.refused.items():

@@ -176,7 +176,12 @@ class Cost:
 
 
 def row_cost(row: Row, scale: Scale) -> Cost:
-    """What a row needs and costs, before anything is run."""
+    """What a row needs and costs, before anything is run.
+
+    Args:
+        row: The row of a table.
+        scale: Scale of the run, "full" or "laptop".
+    """
     config = row_config(row, scale)
     steps = config.training.steps or 0
     validations = steps // config.training.validate_every if config.training.validate_every else 0

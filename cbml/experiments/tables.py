@@ -250,7 +250,11 @@ TABLES: dict[str, Table] = {
 
 
 def find_table(name: str) -> Table:
-    """The table or figure of that name; a wrong one is refused with the nearest."""
+    """The table or figure of that name; a wrong one is refused with the nearest.
+
+    Args:
+        name: A key of TABLES or FIGURE_TABLES.
+    """
     known = TABLES | FIGURE_TABLES
     if name not in known:
         raise BadData(f"{name!r}: no such table or figure; {nearest(name, known)}")

@@ -134,7 +134,7 @@ def _rows(vectors: Vectors | Tensor, unit: bool) -> Vectors:
 
 
 def _refuse(bad: NDArray[np.bool_], what: str) -> None:
-    places = np.flatnonzero(bad)
-    if len(places):
-        shown = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
-        raise ValueError(f"vectors hold {what} in {len(places)} of {len(bad)} rows: {shown}")
+    indices = np.flatnonzero(bad)
+    if len(indices):
+        shown = ", ".join(map(str, indices[:10])) + (", ..." if len(indices) > 10 else "")
+        raise ValueError(f"vectors hold {what} in {len(indices)} of {len(bad)} rows: {shown}")

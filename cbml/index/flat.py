@@ -21,7 +21,7 @@ class Flat:
     """All rows in float32; every query is compared with every row.
 
     For many queries faiss multiplies matrices, whose last bit depends on where a row stands. So its
-    similarities only propose candidates, a few more than asked for. Those are compared anew, pair
+    similarities only propose candidates, a few more than asked for. Those are compared again, pair
     by pair, by one routine that gives equal rows equal similarities. Where the last candidate is
     so close to the k-th neighbor that rounding, or a tie, could hide a row behind it, all rows
     that may belong to the k nearest are looked up. Equal rows thus tie on every processor, as
@@ -48,17 +48,17 @@ class Flat:
         """
         self.faiss.add(vectors)
 
-    def remove(self, places: Ids) -> None:
+    def remove(self, indices: Ids) -> None:
         """Take rows out; those behind them move up."""
-        self.faiss.remove_ids(faiss.IDSelectorBatch(places))
+        self.faiss.remove_ids(faiss.IDSelectorBatch(indices))
 
-    def vectors(self, places: Ids) -> Vectors:
+    def vectors(self, indices: Ids) -> Vectors:
         """Copies of rows, (M, D).
 
         Args:
-            places: which rows. (M,)
+            indices: which rows. (M,)
         """
-        return np.asarray(self.faiss.reconstruct_batch(places), dtype=np.float32)
+        return np.asarray(self.faiss.reconstruct_batch(indices), dtype=np.float32)
 
     def nearest(self, queries: Vectors, k: int, ids: Ids) -> tuple[Vectors, Ids]:
         """Similarities and ids of the k nearest rows, (Q, k) each, in order.
@@ -70,30 +70,30 @@ class Flat:
         """
         width = min(k + max(8, k // 32), len(self))
         with one_thread_if(len(queries) == 1):
-            found, places = self.faiss.search(queries, width)
-        similarities, chosen = in_order(self.compare(queries, places), ids[places])
+            found, indices = self.faiss.search(queries, width)
+        similarities, chosen = in_order(self.compare(queries, indices), ids[indices])
         similarities, chosen = similarities[:, :k].copy(), chosen[:, :k].copy()
         if width < len(self):
             hidden = found[:, -1] + self.slack >= similarities[:, -1]
             self._look_again(queries, np.flatnonzero(hidden), ids, similarities, chosen)
         return similarities, chosen
 
-    def compare(self, queries: Vectors, places: Ids) -> Vectors:
+    def compare(self, queries: Vectors, indices: Ids) -> Vectors:
         """The similarity of each query with each of its candidates, pair by pair, (Q, W).
 
         Args:
             queries: contiguous rows. (Q, D)
-            places: candidates of each query. (Q, W)
+            indices: candidates of each query. (Q, W)
         """
-        similarities = np.empty(places.shape, dtype=np.float32)
-        with one_thread_if(places.size < FEW_PAIRS):
+        similarities = np.empty(indices.shape, dtype=np.float32)
+        with one_thread_if(indices.size < FEW_PAIRS):
             faiss.fvec_inner_products_by_idx(  # type: ignore[attr-defined]  # not in its stubs
                 faiss.swig_ptr(similarities),
                 faiss.swig_ptr(queries),
                 self.faiss.get_xb(),
-                faiss.swig_ptr(places),
+                faiss.swig_ptr(indices),
                 self.faiss.d,
-                *places.shape,
+                *indices.shape,
             )
         return similarities
 
@@ -124,11 +124,11 @@ class Flat:
         for start in range(0, len(doubtful), step):
             block = doubtful[start : start + step]
             radius = float(similarities[block, -1].min()) - 2 * self.slack
-            bounds, _, places = self.faiss.range_search(queries[block], radius)
+            bounds, _, indices = self.faiss.range_search(queries[block], radius)
             for query, first, last in zip(block, bounds[:-1], bounds[1:], strict=True):
-                candidates = np.ascontiguousarray(places[None, first:last])
-                anew = self.compare(queries[query : query + 1], candidates)
-                best, names = in_order(anew, ids[candidates])
+                candidates = np.ascontiguousarray(indices[None, first:last])
+                compared = self.compare(queries[query : query + 1], candidates)
+                best, names = in_order(compared, ids[candidates])
                 similarities[query], chosen[query] = best[0, :k], names[0, :k]
 
 
@@ -181,7 +181,7 @@ class Sq8(Flat):
     """All rows as bytes; every query is compared with every row as it was rounded.
 
     Dimension d of a row is rounded to 256 steps between -reach_d and reach_d. A row beyond the
-    reach widens it at least twofold and all rows are rounded anew, so that the errors of all
+    reach widens it at least twofold and all rows are rounded again, so that the errors of all
     roundings together stay below twice that of the last one, reach_d / 255.
 
     Args:
@@ -213,16 +213,16 @@ class Sq8(Flat):
             self.faiss, self._reach = wider, reach
         self.faiss.add(vectors)
 
-    def compare(self, queries: Vectors, places: Ids) -> Vectors:
+    def compare(self, queries: Vectors, indices: Ids) -> Vectors:
         """The similarity of each query with each of its candidates as rounded, (Q, W).
 
         Args:
             queries: contiguous rows. (Q, D)
-            places: candidates of each query. (Q, W)
+            indices: candidates of each query. (Q, W)
         """
-        similarities = np.empty(places.shape, dtype=np.float32)
-        own_places = np.arange(places.shape[1], dtype=np.int64)[None]
-        for query, candidates in enumerate(places):
+        similarities = np.empty(indices.shape, dtype=np.float32)
+        own_places = np.arange(indices.shape[1], dtype=np.int64)[None]
+        for query, candidates in enumerate(indices):
             rounded = Flat(self.dim)
             with one_thread_if(len(candidates) < FEW_PAIRS):
                 rounded.add(self.vectors(candidates))

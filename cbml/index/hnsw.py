@@ -24,7 +24,7 @@ class Hnsw:
     """All rows in float32, and the graph in which queries walk towards their neighbors.
 
     A removed row stays in the graph as a step on the way to others, but is never an answer; when a
-    quarter of the rows are such, the graph is built anew without them. A query that finds fewer
+    quarter of the rows are such, the graph is rebuilt without them. A query that finds fewer
     rows than there are is compared with every row.
 
     Args:
@@ -36,7 +36,7 @@ class Hnsw:
         self.rows = Flat(dim)
         self.graph = faiss.IndexHNSW(self.rows.faiss, LINKS)
         self.graph.hnsw.efConstruction = BUILD_EFFORT
-        self.live = np.empty(0, dtype=np.int64)  # places in the graph, ascending
+        self.live = np.empty(0, dtype=np.int64)  # indices in the graph, ascending
 
     def __len__(self) -> int:
         return len(self.live)
@@ -51,9 +51,9 @@ class Hnsw:
         self.graph.add(vectors)
         self.live = np.concatenate([self.live, np.arange(first, len(self.rows))])
 
-    def remove(self, places: Ids) -> None:
+    def remove(self, indices: Ids) -> None:
         """Take rows out; those behind them move up."""
-        live = np.delete(self.live, places)
+        live = np.delete(self.live, indices)
         if 4 * len(live) > 3 * len(self.rows):
             self.live = live
             return
@@ -62,13 +62,13 @@ class Hnsw:
             fresh.add(self.rows.vectors(live))
         self.rows, self.graph, self.live = fresh.rows, fresh.graph, fresh.live
 
-    def vectors(self, places: Ids) -> Vectors:
+    def vectors(self, indices: Ids) -> Vectors:
         """Copies of rows, (M, D).
 
         Args:
-            places: which rows. (M,)
+            indices: which rows. (M,)
         """
-        return self.rows.vectors(self.live[places])
+        return self.rows.vectors(self.live[indices])
 
     def nearest(
         self, queries: Vectors, k: int, ids: Ids, effort: int = EFFORT
@@ -84,9 +84,9 @@ class Hnsw:
         names = np.full(len(self.rows) + 1, LARGEST_ID)  # removed rows; the last is for "not found"
         names[self.live] = ids
         width = min(k + 8, len(self))
-        places = self._candidates(queries, width, self._parameters(max(effort, width)))
-        found = self.rows.compare(queries, places)  # -inf where a place is -1
-        similarities, chosen = in_order(found, names[places])
+        indices = self._candidates(queries, width, self._parameters(max(effort, width)))
+        found = self.rows.compare(queries, indices)  # -inf where a place is -1
+        similarities, chosen = in_order(found, names[indices])
         similarities, chosen = similarities[:, :k].copy(), chosen[:, :k].copy()
         short = np.flatnonzero(chosen[:, -1] == LARGEST_ID)
         if len(short):
@@ -100,7 +100,7 @@ class Hnsw:
     def _candidates(self, queries: Vectors, width: int, parameters: Any) -> Ids:
         """Places of rows near each query, -1 where there are fewer, (Q, width)."""
         similarities = np.empty((len(queries), width), dtype=np.float32)
-        places = np.empty((len(queries), width), dtype=np.int64)
+        indices = np.empty((len(queries), width), dtype=np.int64)
         # The method that wraps this one loses its parameters when faiss.contrib.torch_utils is
         # imported, as pytorch-metric-learning does.
         self.graph.search_c(
@@ -108,10 +108,10 @@ class Hnsw:
             faiss.swig_ptr(np.ascontiguousarray(queries, dtype=np.float32)),
             width,
             faiss.swig_ptr(similarities),
-            faiss.swig_ptr(places),
+            faiss.swig_ptr(indices),
             parameters,
         )
-        return places
+        return indices
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What has to be saved."""

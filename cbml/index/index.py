@@ -92,10 +92,10 @@ class Index:
         Args:
             ids: Ids of the rows to remove. (M,)
         """
-        places = np.unique(indices_of(ids, self._ids))
-        if len(places):
-            self._engine.remove(places)
-            self._ids = np.delete(self._ids, places)
+        indices = np.unique(indices_of(ids, self._ids))
+        if len(indices):
+            self._engine.remove(indices)
+            self._ids = np.delete(self._ids, indices)
 
     def vectors(self, ids: Ids) -> Vectors:
         """The rows of these ids, (M, D).

@@ -93,11 +93,11 @@ def indices_of(ids: Ids, known: Ids) -> Ids:
     """
     wanted = as_ids(ids)
     order = np.argsort(known, kind="stable")  # as good as sorted already, so this is one pass
-    places = np.searchsorted(known, wanted, sorter=order).clip(max=max(len(known) - 1, 0))
+    indices = np.searchsorted(known, wanted, sorter=order).clip(max=max(len(known) - 1, 0))
     if not len(known):
         _refuse(np.ones(len(wanted), dtype=np.bool_), "ids are not in the index")
         return wanted
-    found: Ids = order[places]
+    found: Ids = order[indices]
     _refuse(known[found] != wanted, "ids are not in the index")
     return found
 
@@ -116,7 +116,7 @@ def refuse_width(where: str, found: int, wanted: int) -> None:
 
 
 def _refuse(bad: Any, what: str) -> None:
-    places = np.flatnonzero(bad)
-    if len(places):
-        shown = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
-        raise BadData(f"{what} in {len(places)} of {len(bad)} rows: {shown}")
+    indices = np.flatnonzero(bad)
+    if len(indices):
+        shown = ", ".join(map(str, indices[:10])) + (", ..." if len(indices) > 10 else "")
+        raise BadData(f"{what} in {len(indices)} of {len(bad)} rows: {shown}")

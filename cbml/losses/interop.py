@@ -60,9 +60,9 @@ class CrossBatchMemory(LibraryMemory):  # type: ignore[misc]
     """pytorch-metric-learning's cross-batch memory for any loss that takes references.
 
     Each batch is compared with the embeddings of the last batches too. An image is never compared
-    with its own copy in the memory. A loss that mines for itself goes on doing so, among the pairs
+    with its own copy in the memory. A loss that mines for itself still does so, among the pairs
     that are left. Unlike the library's, the place in the queue is part of the state, so that a
-    saved and loaded memory goes on exactly.
+    saved and loaded memory resumes exactly.
 
     Args:
         loss: Takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.

@@ -1,7 +1,7 @@
 """Which pairs are positive and negative, tile by tile of rows.
 
 A tile hands out the few similarities that are not of negatives, and writes over them in place. Two
-kinds do it in their own way: by the places of each row's class, or by masks.
+kinds do it in their own way: by the indices of each row's class, or by masks.
 """
 
 import warnings
@@ -19,32 +19,32 @@ NO_POSITIVES = (
 
 
 class LabelTile:
-    """Rows whose positives are the columns of their own class, K places for each row.
+    """Rows whose positives are the columns of their own class, K indices for each row.
 
     A smaller class repeats its last place.
 
     Args:
         rows: which rows. T of them
-        places: columns of the row's class. (T, K)
-        positive: the places that are positive pairs. (T, K)
+        indices: columns of the row's class. (T, K)
+        positive: the indices that are positive pairs. (T, K)
         sizes: how many columns share the row's label. (T, 1)
         columns: how many columns there are. R
     """
 
     def __init__(
-        self, rows: slice, places: Tensor, positive: Tensor, sizes: Tensor, columns: int
+        self, rows: slice, indices: Tensor, positive: Tensor, sizes: Tensor, columns: int
     ) -> None:
-        self.rows, self.places, self.positive = rows, places, positive
+        self.rows, self.indices, self.positive = rows, indices, positive
         self.negative_count = columns - sizes  # (T, 1)
-        self._found = sizes > 0  # where the class has no column, the places mean nothing
+        self._found = sizes > 0  # where the class has no column, the indices mean nothing
 
     def take(self, similarity: Tensor) -> Tensor:
-        """A copy of the similarities at the places, (T, K).
+        """A copy of the similarities at the indices, (T, K).
 
         Args:
             similarity: of the tile. (T, R)
         """
-        return similarity.gather(1, self.places)
+        return similarity.gather(1, self.indices)
 
     def blank(self, similarity: Tensor, value: float) -> None:
         """Write a value over everything that is not a negative.
@@ -52,17 +52,17 @@ class LabelTile:
         Args:
             similarity: of the tile, changed. (T, R)
         """
-        current = similarity.gather(1, self.places)
-        similarity.scatter_(1, self.places, torch.where(self._found, value, current))
+        current = similarity.gather(1, self.indices)
+        similarity.scatter_(1, self.indices, torch.where(self._found, value, current))
 
     def add(self, similarity: Tensor, values: Tensor) -> None:
-        """Add to the similarities at the places.
+        """Add to the similarities at the indices.
 
         Args:
             similarity: of the tile, changed. (T, R)
             values: zero wherever the pair is not positive. (T, K)
         """
-        similarity.scatter_add_(1, self.places, values)
+        similarity.scatter_add_(1, self.indices, values)
 
 
 class MaskedTile:
@@ -135,12 +135,12 @@ class LabelPairs:
         last = (sizes - 1).clamp(min=0)
         # A class without columns may begin behind the last one.
         first = self.first[rows, None].clamp(max=len(self.order) - 1)
-        places = self.order[first + torch.minimum(steps, last)]  # (T, K)
+        indices = self.order[first + torch.minimum(steps, last)]  # (T, K)
         positive = steps < sizes
         if self.is_self:
-            own = torch.arange(rows.start, rows.stop, device=places.device)
-            positive &= places != own[:, None]
-        return LabelTile(rows, places, positive, sizes, len(self.order))
+            own = torch.arange(rows.start, rows.stop, device=indices.device)
+            positive &= indices != own[:, None]
+        return LabelTile(rows, indices, positive, sizes, len(self.order))
 
 
 class ListedPairs:

@@ -153,18 +153,18 @@ def _timm_backbone(name: str) -> Backbone:
         hint = f"did you mean 'timm:{near[0]}'?" if near else "see timm.list_models()"
         raise BadData(f"unknown backbone 'timm:{name}': {hint}")
     try:
-        facts = timm.get_pretrained_cfg(name)
+        config = timm.get_pretrained_cfg(name)
     except RuntimeError as error:  # the architecture exists, its tag behind the dot does not
         raise BadData(f"unknown backbone 'timm:{name}': {error}") from None
     probe = _on_no_device(name)
     return Backbone(
         build=lambda pooling: _TimmFeatures(name, pooling),
         features=int(getattr(probe, "head_hidden_size", None) or probe.num_features),
-        preprocessing=Preprocessing(mean=facts.mean, std=facts.std).with_crop(
-            int(facts.input_size[-1])
+        preprocessing=Preprocessing(mean=config.mean, std=config.std).with_crop(
+            int(config.input_size[-1])
         ),
         pooling="backbone",
-        classifier=_classifier_names(facts.classifier),
+        classifier=_classifier_names(config.classifier),
         prefix="network.",
     )
 

@@ -247,18 +247,18 @@ class Embedder(nn.Module):
         folder = Path(folder)
         if not folder.is_dir():
             raise BadData(f"{folder}: no such folder; give one that holds a saved model")
-        tensors, facts = read_model(folder)
+        tensors, settings = read_model(folder)
 
         def build() -> Embedder:
             return cls(
-                facts["backbone"],
-                dim=facts["dim"],
-                pooling=facts["pooling"],
-                batch_norm=facts["batch_norm"],
+                settings["backbone"],
+                dim=settings["dim"],
+                pooling=settings["pooling"],
+                batch_norm=settings["batch_norm"],
                 weights="none",
-                preprocessing=Preprocessing.of(facts["preprocessing"]),
-                heads=[Head.of(plain) for plain in facts["heads"]],
-                reranker=facts["reranker"],
+                preprocessing=Preprocessing.of(settings["preprocessing"]),
+                heads=[Head.of(plain) for plain in settings["heads"]],
+                reranker=settings["reranker"],
             )
 
         try:
@@ -268,7 +268,7 @@ class Embedder(nn.Module):
             raise DamagedFile(f"{folder}: its settings do not fit its tensors ({error})") from None
         model = build()
         model.load_state_dict(tensors)
-        model.provenance = facts["provenance"]
+        model.provenance = settings["provenance"]
         return model.eval()
 
 

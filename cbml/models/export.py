@@ -142,7 +142,7 @@ def _describe(onnx: Any, path: Path, model: Embedder, preprocessing_inside: bool
     """Say in the file's metadata what it is; leave out traces of the machine it was made on."""
     graph = onnx.load(path)
     kind = "uint8 RGB" if preprocessing_inside else "float32, see preprocessing"
-    facts = {
+    properties = {
         "cbml.version": __version__,
         "cbml.model": json.dumps(model.describe(), sort_keys=True),
         "cbml.preprocessing": json.dumps(model.preprocessing.as_dict(), sort_keys=True),
@@ -150,7 +150,7 @@ def _describe(onnx: Any, path: Path, model: Embedder, preprocessing_inside: bool
         "cbml.input": f"images: {kind}, batch × 3 × height × width",
         "cbml.output": f"embeddings: float32 unit rows, batch × {model.dim}",
     }
-    onnx.helper.set_model_props(graph, facts)
+    onnx.helper.set_model_props(graph, properties)
     for node in graph.graph.node:
         del node.metadata_props[:]  # stack traces with the paths of this machine
     onnx.checker.check_model(graph, full_check=True)
@@ -233,8 +233,8 @@ def from_hub(repository: str, *, revision: str | None = None) -> Embedder:
 
 
 def _card(model: Embedder, repository: str) -> str:
-    facts = {key: value for key, value in model.describe().items() if key != "preprocessing"}
-    rows = [f"| {key} | {value} |" for key, value in facts.items()]
+    properties = {key: value for key, value in model.describe().items() if key != "preprocessing"}
+    rows = [f"| {key} | {value} |" for key, value in properties.items()]
     rows += [f"| {key} | {value} |" for key, value in model.preprocessing.as_dict().items()]
     return _CARD.format(
         title=repository.rpartition("/")[2],

@@ -103,17 +103,17 @@ class Preprocessing:
         }
 
     @classmethod
-    def of(cls, facts: object) -> "Preprocessing":
+    def of(cls, plain: object) -> "Preprocessing":
         """The preprocessing that `as_dict` described; anything else is refused.
 
         Args:
-            facts: What `as_dict` gave, as read back from JSON.
+            plain: What `as_dict` gave, as read back from JSON.
         """
         names = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(facts, dict) or set(facts) != names:
+        if not isinstance(plain, dict) or set(plain) != names:
             raise BadData(f"preprocessing: exactly the fields {sorted(names)} are needed")
         try:
-            return cls(**{**facts, "mean": tuple(facts["mean"]), "std": tuple(facts["std"])})
+            return cls(**{**plain, "mean": tuple(plain["mean"]), "std": tuple(plain["std"])})
         except (TypeError, ValueError, OverflowError) as error:
             raise BadData(f"preprocessing: {error}") from None
 

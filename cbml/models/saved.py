@@ -13,7 +13,7 @@ from cbml.errors import BadData, DamagedFile
 from cbml.files import load_folder, save_folder, write_json
 
 KIND = "cbml model 2"
-_FACTS: dict[str, type] = {
+_SETTINGS: dict[str, type] = {
     "backbone": str,
     "dim": int,
     "pooling": str,
@@ -24,13 +24,15 @@ _FACTS: dict[str, type] = {
 }
 
 
-def write_model(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
+def write_model(
+    folder: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, object]
+) -> None:
     """Save tensors and settings as one model folder, in one step.
 
     Args:
         folder: made if missing; a model in it is replaced.
         tensors: name -> tensor, every number finite.
-        facts: the settings to build the same network again.
+        settings: the settings to build the same network again.
     """
     # safetensors wants plain row-major memory; a channels-last model is saved all the same.
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -39,9 +41,9 @@ def write_model(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
             raise BadData(f"{folder}: not saved, {name} holds NaN or infinity")
     parts = {
         "model.safetensors": lambda path: safetensors.torch.save_file(plain, path),
-        "model.json": lambda path: write_json(path, dict(facts)),
+        "model.json": lambda path: write_json(path, dict(settings)),
     }
-    save_folder(folder, KIND, parts, {"backbone": facts["backbone"]})
+    save_folder(folder, KIND, parts, {"backbone": settings["backbone"]})
 
 
 def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -54,10 +56,10 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if set(parts) != {"model.safetensors", "model.json"}:
         raise DamagedFile(f"{folder}: a saved model has model.safetensors and model.json")
     try:
-        facts = json.loads(parts["model.json"].read_text(encoding="utf-8"))
+        settings = json.loads(parts["model.json"].read_text(encoding="utf-8"))
     except ValueError as error:
         raise DamagedFile(f"{parts['model.json']}: not readable as JSON ({error})") from None
-    if not _is_settings(facts):
+    if not _is_settings(settings):
         raise DamagedFile(f"{parts['model.json']}: not the settings of a saved model")
     try:
         tensors = safetensors.torch.load_file(parts["model.safetensors"])
@@ -67,10 +69,10 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise DamagedFile(f"{parts['model.safetensors']}: {name} holds NaN or infinity")
-    return tensors, facts
+    return tensors, settings
 
 
-def _is_settings(facts: object) -> bool:
-    if not isinstance(facts, dict) or not isinstance(facts.get("reranker", 0), str | None):
+def _is_settings(settings: object) -> bool:
+    if not isinstance(settings, dict) or not isinstance(settings.get("reranker", 0), str | None):
         return False
-    return {key: type(value) for key, value in facts.items() if key != "reranker"} == _FACTS
+    return {key: type(value) for key, value in settings.items() if key != "reranker"} == _SETTINGS

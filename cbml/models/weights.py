@@ -208,10 +208,10 @@ def download(name: str) -> tuple[Tensors, str]:
 
 def _download_timm(name: str, architecture: str) -> tuple[Tensors, str]:
     timm = import_timm()
-    facts = timm.get_pretrained_cfg(architecture)
-    if not facts.hf_hub_id:
+    config = timm.get_pretrained_cfg(architecture)
+    if not config.hf_hub_id:
         raise BadData(f"{name} has no pretrained weights; use weights='none' or 'path:<file>'")
-    path = _hub_file(name, facts.hf_hub_id)
+    path = _hub_file(name, config.hf_hub_id)
     digest = sha256(path)
     # The hub names a large file's blob by its SHA-256; its client does not compare them.
     if len(path.resolve().name) == 64 and path.resolve().name != digest:
@@ -220,7 +220,7 @@ def _download_timm(name: str, architecture: str) -> tuple[Tensors, str]:
     network = timm.create_model(
         architecture, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay
     )
-    return dict(network.state_dict()), f"imagenet: {facts.hf_hub_id}, sha256 {digest[:16]}"
+    return dict(network.state_dict()), f"imagenet: {config.hf_hub_id}, sha256 {digest[:16]}"
 
 
 def _hub_file(name: str, repository: str) -> Path:

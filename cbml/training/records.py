@@ -65,7 +65,7 @@ class Run:
 
     Args:
         folder: Made if missing; one that holds a run already is only continued, never replaced.
-        about: Further plain facts for run.json, such as where the images come from.
+        metadata: Further plain values for run.json, such as where the images come from.
         resume: Go on from the newest checkpoint.
         tensorboard: Write all numbers to `tensorboard/` as well.
         config: Every choice of the run as plain values, nested or not. It is kept in checkpoints
@@ -74,7 +74,7 @@ class Run:
     """
 
     folder: Path
-    about: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = False
     tensorboard: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -109,13 +109,13 @@ class Records:
                 self._tensorboard = TensorBoard(run.folder / "tensorboard")
             (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
 
-    def note(self, facts: Mapping[str, Any]) -> None:
-        """Add facts to run.json.
+    def note(self, metadata: Mapping[str, Any]) -> None:
+        """Add entries to run.json.
 
         Args:
-            facts: plain values; a name that is there already is replaced.
+            metadata: plain values; a name that is there already is replaced.
         """
-        self.record |= facts
+        self.record |= metadata
         if self.writes and self.folder is not None:
             _write_record(self.folder, self.record)
 
@@ -187,16 +187,16 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def update_record(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Add facts to run.json of a run folder, made if missing.
+def update_record(folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Add entries to run.json of a run folder, made if missing.
 
     Args:
         folder: Folder of the run.
-        facts: Plain values; a name that is there already is replaced.
+        metadata: Plain values; a name that is there already is replaced.
     """
     before = read_record(folder) if (folder / "run.json").exists() else {}
     folder.mkdir(parents=True, exist_ok=True)
-    _write_record(folder, {**before, **facts})
+    _write_record(folder, {**before, **metadata})
 
 
 def _write_record(folder: Path, record: Mapping[str, Any]) -> None:

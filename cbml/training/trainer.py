@@ -146,7 +146,7 @@ class Trainer:
         self.steps = settings.steps or steps_of_epochs(train, settings.epochs or 0)
         self.saved_at, self.model_saved_at = -1, -1
         self.started = time.monotonic()
-        self.metadata = {} if run is None else dict(run.about)
+        self.metadata = {} if run is None else dict(run.metadata)
         self.records = Records(run, writes=distributed.is_main_process)
         self.updates = Updates(self.state, execution, distributed, self.records, callback)
 

@@ -283,7 +283,7 @@ def test_seeds_decide_the_draws_and_the_first_proxies() -> None:
     draws = [BASELINES["margin"](seed=seed).double() for seed in (0, 0, 1)]
     values = [[loss(x, LABELS).item() for _ in range(5)] for loss in draws]
     assert values[0] == values[1] != values[2]
-    assert len(set(values[0])) > 1, "each call draws anew"
+    assert len(set(values[0])) > 1, "each call draws again"
     for name in [*OF_PROXIES, "soft_triple"]:
         first = [
             next(BASELINES[name](num_classes=5, embedding_size=WIDTH, seed=seed).parameters())

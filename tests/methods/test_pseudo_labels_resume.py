@@ -1,4 +1,4 @@
-"""A run whose labels change goes on to the bit, wherever it was stopped."""
+"""A run whose labels change resumes to the bit, wherever it was stopped."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The documentation builds without a warning, and leaves no room out."""
+"""The documentation builds without a warning, and leaves no package out."""
 
 import subprocess
 import sys
@@ -11,10 +11,10 @@ import cbml
 ROOT = Path(cbml.__file__).parent.parent
 
 
-def test_every_room_is_in_the_reference() -> None:
-    rooms = {path.parent.name for path in (ROOT / "cbml").glob("*/__init__.py")} - {"cli"}
+def test_every_package_is_in_the_reference() -> None:
+    packages = {path.parent.name for path in (ROOT / "cbml").glob("*/__init__.py")} - {"cli"}
     listed = (ROOT / "docs" / "api.md").read_text().split("automodule:: cbml.")[1:]
-    assert {text.split()[0] for text in listed} == rooms
+    assert {text.split()[0] for text in listed} == packages
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demonstration does all of its stages, goes on where it stopped, and does nothing twice."""
+"""The demonstration does all of its stages, resumes where it stopped, and does nothing twice."""
 
 import json
 import re
@@ -56,7 +56,7 @@ class Heard(Callback):
 
 
 class Galleries:
-    """Stands where a gallery is made: this room must not know the other."""
+    """Stands where a gallery is made: this package must not know the other."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Path, Path]] = []

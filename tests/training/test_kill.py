@@ -1,4 +1,4 @@
-"""Killed or interrupted, a run goes on and ends with the weights of the unbroken one."""
+"""Killed or interrupted, a run resumes and ends with the weights of the unbroken one."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
     checkpoint = newest_checkpoint(folder / "checkpoints", print)
     assert checkpoint is not None
     assert checkpoint.step == SETTINGS.steps
-    # Python seeds its own generator anew in each process that starts from the first step.
+    # Python seeds its own generator again in each process that starts from the first step.
     return {n: value for n, value in checkpoint.tensors.items() if n != "random.python"}
 
 

@@ -1,4 +1,4 @@
-"""Real processes under torchrun: one is killed, and the run goes on or ends in order."""
+"""Real processes under torchrun: one is killed, and the run resumes or ends in order."""
 
 import os
 import signal

@@ -25,7 +25,7 @@ class MultiSimilarityXBM(BaselineLoss):
     and the queue stays as it is.
 
     Queue, labels, number of stored embeddings and of steps are buffers: a saved and loaded loss
-    goes on exactly. Written here because pytorch-metric-learning keeps its place in the queue out
+    resumes exactly. Written here because pytorch-metric-learning keeps its place in the queue out
     of the state, and takes a batch of one image for its own positive.
 
     Args:
@@ -90,13 +90,13 @@ class MultiSimilarityXBM(BaselineLoss):
         return masked_pair_value(self._loss, batch, hard_pairs(batch, self.mining_margin))
 
     def _store(self, batch: Batch) -> Tensor:
-        """Put the batch over the oldest entries; gives its places in the queue."""
+        """Put the batch over the oldest entries; gives its indices in the queue."""
         if len(batch.anchors) > self.memory_size:
             raise ValueError(
                 f"memory_size is {self.memory_size}, too small for a batch of {len(batch.anchors)}"
             )
-        places = torch.arange(len(batch.anchors), device=batch.anchors.device)
-        slots = (places + self.stored) % self.memory_size
+        indices = torch.arange(len(batch.anchors), device=batch.anchors.device)
+        slots = (indices + self.stored) % self.memory_size
         self.memory[slots] = batch.anchors.detach().to(self.memory.dtype)
         self.memory_labels[slots] = batch.labels
         self.stored += len(batch.anchors)
