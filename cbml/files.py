@@ -11,6 +11,7 @@ was slower than that reads again (`consistent`).
 """
 
 import contextlib
+import csv
 import hashlib
 import json
 import math
@@ -18,7 +19,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ __all__ = [
     "replaced_file",
     "save_folder",
     "sha256",
+    "write_csv",
     "write_json",
 ]
 
@@ -112,6 +114,23 @@ def write_json(path: Path, value: object) -> None:
     text = _json_text(value)
     with replaced_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Replace `path` by a table; names of files keep bytes that are not text.
+
+    Args:
+        path: the file to create or replace.
+        columns: names of the columns.
+        rows: values in the order of the columns.
+    """
+    with (
+        replaced_file(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        table = csv.writer(file)
+        table.writerow(columns)
+        table.writerows(rows)
 
 
 def sha256(path: Path) -> str:

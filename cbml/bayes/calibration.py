@@ -88,16 +88,25 @@ class Reliability:
 
     @classmethod
     def of_dict(cls, fields: Mapping[str, Any]) -> "Reliability":
-        """What `as_dict` described.
+        """What `as_dict` described; other fields or non-finite numbers are refused.
 
         Args:
             fields: The fields as read back from JSON.
         """
-        plain: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in fields.items()
-        }
-        return cls(**plain)
+        check = cls(
+            confidence=tuple(map(float, fields["confidence"])),
+            accuracy=tuple(map(float, fields["accuracy"])),
+            counts=tuple(map(int, fields["counts"])),
+            ece=float(fields["ece"]),
+            brier=float(fields["brier"]),
+            log_loss=float(fields["log_loss"]),
+        )
+        if not len(check.confidence) == len(check.accuracy) == len(check.counts) > 0:
+            raise ValueError("confidence, accuracy and counts of a check must be equally many")
+        numbers = (*check.confidence, *check.accuracy, check.ece, check.brier, check.log_loss)
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("numbers of a check must be finite")
+        return check
 
 
 # Match probabilities on disk: plain JSON with a checksum, read with every number checked.
@@ -146,7 +155,7 @@ def read_fields(path: Path) -> dict[str, Any]:
             "by_both": None if both is None else _odds(both),
             "source": Line(*map(float, fields["source"])),
             "cohort": (int(begin), int(end)),
-            "check": _check(fields["check"]),
+            "check": Reliability.of_dict(fields["check"]),
         }
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedFile(f"{path}: not what this program writes ({error})") from None
@@ -195,20 +204,3 @@ def _odds(fields: Mapping[str, Any]) -> Odds:
     points = fields["curve"]
     curve = None if points is None else MonotoneCurve(*(tuple(map(float, part)) for part in points))
     return Odds(Line(*map(float, fields["line"])), curve)
-
-
-def _check(fields: Mapping[str, Any]) -> Reliability:
-    check = Reliability(
-        confidence=tuple(map(float, fields["confidence"])),
-        accuracy=tuple(map(float, fields["accuracy"])),
-        counts=tuple(map(int, fields["counts"])),
-        ece=float(fields["ece"]),
-        brier=float(fields["brier"]),
-        log_loss=float(fields["log_loss"]),
-    )
-    if not len(check.confidence) == len(check.accuracy) == len(check.counts) > 0:
-        raise ValueError("confidence, accuracy and counts of a check must be equally many")
-    numbers = (*check.confidence, *check.accuracy, check.ece, check.brier, check.log_loss)
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError("numbers of a check must be finite")
-    return check

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cbml.experiments import Job, Plan, Progress, Sources
+    from cbml.experiments import Job, JobCounts, Plan, Sources
 
 
 def verb(
@@ -264,7 +264,7 @@ def _leaderboard(
     )
 
 
-def _finished(work: "Callable[[], Progress]", out: Path) -> dict[str, Any]:
+def _finished(work: "Callable[[], JobCounts]", out: Path) -> dict[str, Any]:
     """What became of the jobs; an interruption says how to resume."""
     import dataclasses
 

@@ -1,6 +1,5 @@
 """Pixels of an image by its index, and the list of images that cannot be read."""
 
-import csv
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 from cbml.data.decode import UnreadableImage, read_bytes, read_image
 from cbml.data.transforms import resized_short_side
 from cbml.errors import BadData
-from cbml.files import replaced_file
+from cbml.files import write_csv
 
 __all__ = [
     "FileImages",
@@ -116,11 +115,5 @@ class UnreadableImages:
         Args:
             path: The file to create or replace.
         """
-        with (
-            replaced_file(path) as temporary,
-            temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-        ):
-            rows = csv.writer(file)
-            rows.writerow(["path", "reason"])
-            for index, reason in sorted(self.reasons.items()):
-                rows.writerow([str(self.paths[index]), reason])
+        bad = [(str(self.paths[index]), why) for index, why in sorted(self.reasons.items())]
+        write_csv(path, ["path", "reason"], bad)

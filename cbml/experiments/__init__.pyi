@@ -15,7 +15,7 @@ from .plans import table_rows as table_rows
 from .plans import trial_tables as trial_tables
 from .rendering import as_markdown as as_markdown
 from .rendering import table_blocks as table_blocks
-from .running import Progress as Progress
+from .running import JobCounts as JobCounts
 from .running import run_jobs as run_jobs
 from .search import parse_ranges as parse_ranges
 from .search import search_row as search_row

@@ -18,7 +18,7 @@ from cbml.experiments.jobs import Job, Record, read_records, records_file
 from cbml.experiments.plans import best_learning_rate
 from cbml.experiments.rendering import Estimate, estimate
 from cbml.experiments.rows import DATA_NAMES
-from cbml.experiments.running import Progress, run_jobs
+from cbml.experiments.running import JobCounts, run_jobs
 from cbml.experiments.sources import Sources
 from cbml.losses import LOSS_NAMES
 from cbml.methods import METHODS
@@ -162,7 +162,7 @@ def run_leaderboard(
     sources: Sources,
     callback: Callback,
     protocol: Protocol | None = None,
-) -> Progress:
+) -> JobCounts:
     """Trials and full runs of the entries, one entry after the other, seed by seed.
 
     Like `run_jobs`, it repeats nothing that is done, and several processes may share `out`.
@@ -177,7 +177,7 @@ def run_leaderboard(
         protocol: Another protocol than the frozen one; its numbers never enter the table.
     """
     protocol = protocol or read_protocol()
-    progress = Progress()
+    counts = JobCounts()
     common = {"out": out, "sources": sources, "callback": callback}
     planned = [plan_leaderboard_trials(entry, protocol) for entry in entries]
     _check_sources(planned, data, sources)
@@ -185,17 +185,17 @@ def run_leaderboard(
         for entry, trials in zip(entries, planned, strict=True):
             file = records_file(out, trials[0])
             if seed == seeds[0] and data == protocol.trial_data:
-                progress.add(run_jobs(trials, **common))  # type: ignore[arg-type]
+                counts.add(run_jobs(trials, **common))  # type: ignore[arg-type]
             job = plan_final(entry, data, seed, read_records(file), protocol)
             if job is not None:
-                progress.add(run_jobs([job], **common))  # type: ignore[arg-type]
+                counts.add(run_jobs([job], **common))  # type: ignore[arg-type]
             elif data != protocol.trial_data:
                 reason = (
                     f"{entry.name}: no learning rate yet; first run  cbml reproduce leaderboard "
                     f"--data {protocol.trial_data} --only {entry.name} --out {out}"
                 )
-                progress.refused.setdefault(reason, []).append(f"{entry.name}, seed {seed}")
-    return progress
+                counts.refused.setdefault(reason, []).append(f"{entry.name}, seed {seed}")
+    return counts
 
 
 def _check_sources(planned: Sequence[Sequence[Job]], data: str, sources: Sources) -> None:

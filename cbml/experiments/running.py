@@ -31,7 +31,7 @@ Outcome = Literal["finished", "done", "failed", "elsewhere"]
 
 
 @dataclass
-class Progress:
+class JobCounts:
     """What became of each job.
 
     Args:
@@ -48,7 +48,7 @@ class Progress:
     elsewhere: int = 0
     refused: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, other: "Progress") -> None:
+    def add(self, other: "JobCounts") -> None:
         """Add what became of further jobs.
 
         Args:
@@ -76,7 +76,7 @@ def lease(folder: Path) -> Iterator[bool]:
             yield True
 
 
-def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Callback) -> Progress:
+def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Callback) -> JobCounts:
     """Do what is not yet done, and write the records of all that is.
 
     Several processes, also of several machines, may do this with one folder: each takes what
@@ -90,7 +90,7 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
         sources: Places of images and weights.
         callback: Called at every step.
     """
-    progress = Progress()
+    counts = JobCounts()
     jobs = sources.named(jobs)
     folders = [out / "runs" / run_name(job) for job in jobs]
     unfinished = [
@@ -101,7 +101,7 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
     waiting = set()
     for line, refused in sources.missing(unfinished).items():
         callback.on_message(line)
-        progress.refused[line] = [job.name for job in refused]
+        counts.refused[line] = [job.name for job in refused]
         waiting |= {run_name(job) for job in refused}
     for number, (job, folder) in enumerate(zip(jobs, folders, strict=True), start=1):
         if folder.name in waiting:
@@ -111,14 +111,14 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
             outcome = _do(job, folder, title, sources, callback)
         except (BadData, DamagedFile, ConnectionError) as error:
             callback.end()
-            progress.refused.setdefault(str(error), []).append(job.name)
+            counts.refused.setdefault(str(error), []).append(job.name)
             continue
-        setattr(progress, outcome, getattr(progress, outcome) + 1)
+        setattr(counts, outcome, getattr(counts, outcome) + 1)
         scores = finished_scores(job, folder)
         if scores is not None:
             add_records(records_file(out, job), [build_record(job, folder, scores)])
             callback.on_message(f"{title}: {outcome}, {_headline(scores)}")
-    return progress
+    return counts
 
 
 def _do(job: Job, folder: Path, title: str, sources: Sources, callback: Callback) -> Outcome:

@@ -1,6 +1,5 @@
 """Images and a model -> a gallery, or an older gallery brought up to date."""
 
-import csv
 import dataclasses
 import time
 import uuid
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbml.errors import BadData
-from cbml.files import locked, replaced_file
+from cbml.files import locked, write_csv
 from cbml.gallery.changes import Changes, changes_since
 from cbml.gallery.images import GalleryImage, ImageRef, write_bad_images
 from cbml.gallery.layout import layout
@@ -172,18 +171,13 @@ def write_near_duplicates(path: Path, folder: Path | str) -> int:
     """
     state = read_state(Path(folder))
     groups = near_duplicate_groups(state.signatures)
-    with (
-        replaced_file(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-    ):
-        rows = csv.writer(file)
-        rows.writerow(["group", "id", "name", "label", "path", "same_content"])
-        for number, members in enumerate(groups, start=1):
-            first = state.images[members[0]]
-            for image in (state.images[index] for index in members):
-                same = image.sha256 == first.sha256
-                label = image.label or ""
-                rows.writerow([number, image.id, image.name, label, image.path, int(same)])
+    rows: list[list[object]] = []
+    for number, members in enumerate(groups, start=1):
+        first = state.images[members[0]]
+        for image in (state.images[index] for index in members):
+            same, label = image.sha256 == first.sha256, image.label or ""
+            rows.append([number, image.id, image.name, label, image.path, int(same)])
+    write_csv(path, ["group", "id", "name", "label", "path", "same_content"], rows)
     return len(groups)
 
 

@@ -1,6 +1,5 @@
 """What a gallery knows of each image, and which images a folder, table or dataset holds."""
 
-import csv
 import os
 import re
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from cbml.data import (
     recognize,
 )
 from cbml.errors import BadData
-from cbml.files import replaced_file
+from cbml.files import write_csv
 
 __all__ = [
     "SPLITS",
@@ -110,13 +109,7 @@ def shown(text: str) -> str:
 
 def write_bad_images(path: Path, bad: tuple[tuple[str, str], ...]) -> None:
     """Write bad_images.csv: path and reason of each file that cannot be read."""
-    with (
-        replaced_file(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-    ):
-        rows = csv.writer(file)
-        rows.writerow(["path", "reason"])
-        rows.writerows(bad)
+    write_csv(path, ["path", "reason"], bad)
 
 
 def _in_folder(root: Path) -> list[ImageRef]:

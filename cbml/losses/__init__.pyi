@@ -10,5 +10,6 @@ from .ratios import QuadraticRatio as QuadraticRatio
 from .table import LOSSES as LOSSES
 from .table import build_loss as build_loss
 from .terms import LossTerms as LossTerms
+from .terms import PairLoss as PairLoss
 from .variance import MetricVariance as MetricVariance
 from .variance import WithVariance as WithVariance

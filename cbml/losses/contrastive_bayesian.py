@@ -3,8 +3,6 @@
 import math
 from typing import Literal, Self
 
-from torch import Tensor, nn
-
 from cbml.losses.kernel import Formula
 from cbml.losses.options import (
     Averaging,
@@ -15,7 +13,7 @@ from cbml.losses.options import (
     check_number,
 )
 from cbml.losses.ratios import LinearRatio, QuadraticRatio
-from cbml.losses.terms import LossTerms, compute_terms
+from cbml.losses.terms import PairLoss
 
 __all__ = ["FINE_GRAINED", "PRODUCTS", "CBMLLoss"]
 
@@ -36,7 +34,7 @@ SETTINGS: dict[Dataset, tuple[LinearRatio, float]] = {
 LARGEST_EXPONENT = 70.0
 
 
-class CBMLLoss(nn.Module):
+class CBMLLoss(PairLoss):
     """Make the posterior probability of every pair's kind large, given its similarity.
 
     With s_ij the cosine similarity of embeddings i and j, P_i and N_i the positives and negatives
@@ -61,8 +59,8 @@ class CBMLLoss(nn.Module):
         delta: δ_P = δ_N, 1 in the paper's experiments; "derived" for the ratios that its
             derivation gives, |N_i|/|P_i|² and |P_i|/|N_i|²; "mean" for 1/|P_i| and 1/|N_i|, which
             makes the sums means: neither set outweighs the other by its size.
-        mining_margin: Ε, 0.1 in the authors' program; None takes all pairs.
-        positive_weight: Ω, 1 in the paper. β_P/β_N lets both sides pull and push alike at most.
+        mining_margin: ε, 0.1 in the authors' program; None takes all pairs.
+        positive_weight: ω, 1 in the paper. β_P/β_N lets both sides pull and push alike at most.
         variance_weight: Weight of the variance constraint, λ.
         target_mix: Mix of the variance target, γ.
         variance_reduction: Over the negatives of an anchor in L_2; "sum" in the authors' program.
@@ -114,8 +112,8 @@ class CBMLLoss(nn.Module):
         Args:
             dataset: "cub", "cars", "sop" or "inshop".
             averaging: F, for the paper's study of averaging operations.
-            mining_margin: Ε; None for the rows without mining.
-            variance_weight: Λ; None for the paper's value for this set.
+            mining_margin: ε; None for the rows without mining.
+            variance_weight: λ; None for the paper's value for this set.
             target_mix: Mix of the variance target, γ.
         """
         ratio, weight = SETTINGS[check_choice(dataset, "dataset", Dataset)]
@@ -146,8 +144,8 @@ class CBMLLoss(nn.Module):
         Args:
             dataset: "cub", "cars", "sop" or "inshop".
             averaging: F, for the paper's study of averaging operations.
-            mining_margin: Ε; None for all pairs.
-            variance_weight: Λ; None for the paper's value for this set.
+            mining_margin: ε; None for all pairs.
+            variance_weight: λ; None for the paper's value for this set.
             target_mix: Mix of the variance target, γ.
         """
         ratio, weight = SETTINGS[check_choice(dataset, "dataset", Dataset)]
@@ -162,44 +160,9 @@ class CBMLLoss(nn.Module):
             skip_easy_anchors=True,
         )
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-    ) -> Tensor:
-        """L for one batch.
-
-        Args:
-            embeddings: One row per image; their direction counts, not their length. (B, D)
-            labels: One integer per row. (B,)
-            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
-            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: Labels of `ref_emb`. (R,)
-        """
-        return self.terms(embeddings, labels, indices_tuple, ref_emb, ref_labels).total
-
-    def terms(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-    ) -> LossTerms:
-        """L_P, L_N, L_2 (also where λ = 0) and L for one batch, at the price of the loss alone.
-
-        Args:
-            embeddings: One row per image; their direction counts, not their length. (B, D)
-            labels: One integer per row. (B,)
-            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
-            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: Labels of `ref_emb`. (R,)
-        """
-        # Made for each call, so that an option can be changed between two steps.
-        formula = Formula(
+    def formula(self) -> Formula:
+        """The equations above with these options."""
+        return Formula(
             ratio=(self.ratio.positive, self.ratio.negative),
             averaging=self.averaging,
             delta=self.delta,
@@ -210,7 +173,6 @@ class CBMLLoss(nn.Module):
             target_mix=self.target_mix,
             variance_sum=self.variance_reduction == "sum",
         )
-        return compute_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels, formula)
 
     def extra_repr(self) -> str:
         """The settings, for print."""

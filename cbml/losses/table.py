@@ -5,14 +5,15 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from cbml.errors import nearest
 from cbml.losses.baselines import BASELINES
 from cbml.losses.contrastive_bayesian import FINE_GRAINED, PRODUCTS, CBMLLoss
+from cbml.losses.kernel import Formula
 from cbml.losses.options import Averaging, Dataset
 from cbml.losses.ratios import LinearRatio, QuadraticRatio
-from cbml.losses.terms import LossTerms
+from cbml.losses.terms import PairLoss
 from cbml.losses.variance import MetricVariance, WithVariance
 
 __all__ = ["LOSSES", "VARIANTS", "CBMLAuthors", "CBMLConst", "CBMLSqrt", "build_loss"]
@@ -21,33 +22,16 @@ __all__ = ["LOSSES", "VARIANTS", "CBMLAuthors", "CBMLConst", "CBMLSqrt", "build_
 # CBML under the names of its variants, each made from a preset of the paper.
 
 
-class _Preset(nn.Module):
+class _Preset(PairLoss):
     """A CBMLLoss whose options are settled; called as it is."""
 
     def __init__(self, loss: CBMLLoss) -> None:
         super().__init__()
         self.loss = loss
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-    ) -> Tensor:
-        return self.loss.terms(embeddings, labels, indices_tuple, ref_emb, ref_labels).total
-
-    def terms(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-    ) -> LossTerms:
-        """As `CBMLLoss.terms`."""
-        return self.loss.terms(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+    def formula(self) -> Formula:
+        """That of the loss inside."""
+        return self.loss.formula()
 
 
 class CBMLSqrt(_Preset):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cbml.losses.inputs import (
     as_labels,
@@ -99,6 +99,52 @@ def compute_terms(
     )
     positive, negative, variance = parts.detach().unbind()
     return LossTerms(positive, negative, variance, total)
+
+
+class PairLoss(nn.Module):
+    """A loss that is a `Formula` over all pairs, under the call that every loss here has."""
+
+    def formula(self) -> Formula:
+        """What to compute. Asked for at each call, so that an option can change between steps."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """L for one batch.
+
+        Args:
+            embeddings: One row per image; their direction counts, not their length. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
+        """
+        return self.terms(embeddings, labels, indices_tuple, ref_emb, ref_labels).total
+
+    def terms(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> LossTerms:
+        """L_P, L_N, L_2 (also where λ = 0) and L for one batch, at the price of the loss alone.
+
+        Args:
+            embeddings: One row per image; their direction counts, not their length. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
+        """
+        return compute_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels, self.formula())
 
 
 def _evaluate(

@@ -4,12 +4,12 @@ from torch import Tensor, nn
 
 from cbml.losses.kernel import Formula
 from cbml.losses.options import Reduction, check_choice, check_number
-from cbml.losses.terms import compute_terms
+from cbml.losses.terms import PairLoss
 
 __all__ = ["MetricVariance", "WithVariance"]
 
 
-class MetricVariance(nn.Module):
+class MetricVariance(PairLoss):
     """Keep the similarities of each anchor to its negatives close to one value.
 
     With s_ij the similarity of embeddings i and j, P_i and N_i the positives and negatives of
@@ -22,7 +22,7 @@ class MetricVariance(nn.Module):
     counts in the mean over anchors.
 
     Args:
-        target_mix: Γ. Share of the positives in the target; 0 makes the loss the plain variance.
+        target_mix: γ. Share of the positives in the target; 0 makes the loss the plain variance.
             The paper's 0.2 by default.
         reduction: Over the negatives of an anchor: "mean" as in the paper, "sum" as in the authors'
             program.
@@ -33,27 +33,11 @@ class MetricVariance(nn.Module):
         self.target_mix = check_number(target_mix, "target_mix")
         self.reduction = check_choice(reduction, "reduction", Reduction)
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-    ) -> Tensor:
-        """The constraint's value for one batch.
-
-        Args:
-            embeddings: One row per image; their direction counts, not their length. (B, D)
-            labels: One integer per row. (B,)
-            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
-            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: Labels of `ref_emb`. (R,)
-        """
-        formula = Formula(
+    def formula(self) -> Formula:
+        """The constraint alone."""
+        return Formula(
             target_mix=self.target_mix, variance_sum=self.reduction == "sum", variance_weight=1.0
         )
-        return compute_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels, formula).total
 
     def extra_repr(self) -> str:
         """The settings, for print."""

@@ -17,5 +17,4 @@ from .pseudo_labels import Study as Study
 from .ranked_levels import RankedLevels as RankedLevels
 from .table import METHODS as METHODS
 from .table import MethodEntry as MethodEntry
-from .table import find_method as find_method
 from .whitening import start_head as start_head

@@ -24,11 +24,11 @@ class AdversarialBIER(BIER):
         loss  = L_disc + λ_div (L_adv + λ_w L_w)
 
     Args:
-        scale: Α. 2, from the authors' program, as all numbers here.
-        threshold: Β. 0.5.
+        scale: α. 2, from the authors' program, as all numbers here.
+        threshold: β. 0.5.
         negative_cost: C. 25.
         boosting: "simple" or "gradient", as for `BIER`.
-        shrinkage: Η, as for `BIER`.
+        shrinkage: η, as for `BIER`.
         independence: λ_div. 5e-5.
         weight_penalty: λ_w. 1e5.
         hidden: Width of the adversaries' layer. 512.

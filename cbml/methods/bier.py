@@ -40,11 +40,11 @@ class BIER(Method):
     vectors, each times its share of the width.
 
     Args:
-        scale: Α. 2, from the authors' program, as all numbers here.
-        threshold: Β. 0.5.
+        scale: α. 2, from the authors' program, as all numbers here.
+        threshold: β. 0.5.
         negative_cost: C. 25.
         boosting: "simple", the program's default, or "gradient", the paper's.
-        shrinkage: Η; None takes 0.06 for "simple" and 1 for "gradient".
+        shrinkage: η; None takes 0.06 for "simple" and 1 for "gradient".
         independence: λ_div. 0, the program's default.
         weight_penalty: λ_w. 100.
     """

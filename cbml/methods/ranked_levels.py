@@ -19,7 +19,7 @@ class RankedLevels(Method):
     distance does not reach the other image.
 
     Args:
-        boundary: Α. 1.2, from the paper.
+        boundary: α. 1.2, from the paper.
         margin: M. 0.4, from the paper.
         negative_temperature: T_N. 10, from the paper.
         gallery_gradient: Let the gradient reach the other image too.

@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from cbml.errors import BadData, nearest
-
 if TYPE_CHECKING:
     from cbml.training import Method
 
-__all__ = ["METHODS", "MethodEntry", "find_method"]
+__all__ = ["METHODS", "MethodEntry"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,14 +135,3 @@ METHODS: dict[str, MethodEntry] = {
         printed=("A-BIER",),
     ),
 }
-
-
-def find_method(name: str) -> MethodEntry:
-    """The method of that name; a wrong one is refused with the nearest.
-
-    Args:
-        name: A key of METHODS.
-    """
-    if name in METHODS:
-        return METHODS[name]
-    raise BadData(f"method {name!r}: no such method; {nearest(name, METHODS)}")

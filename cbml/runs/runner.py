@@ -1,7 +1,6 @@
 """A whole run from a config: train, choose by validation, calibrate, report, and test if asked."""
 
 import contextlib
-import csv
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from cbml.bayes import MatchProbability, check_results
 from cbml.data import Batches, ImageDataset, Splits
 from cbml.errors import BadData
 from cbml.evaluation import evaluate
-from cbml.files import replaced_file
+from cbml.files import write_csv
 from cbml.models import Embedder
 from cbml.outputs import Outputs
 from cbml.query_gallery import QueryGallery
@@ -235,10 +234,5 @@ def _reported(parts: Parts) -> Splits:
 
 def _write_clusters(path: Path, batches: Batches) -> None:
     images = batches.images
-    with (
-        replaced_file(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-    ):
-        rows = csv.writer(file)
-        rows.writerow(["path", "cluster"])
-        rows.writerows(zip(map(str, images.paths), images.known_labels.tolist(), strict=True))
+    rows = zip(map(str, images.paths), images.known_labels.tolist(), strict=True)
+    write_csv(path, ["path", "cluster"], rows)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from cbml.data import ImageDataset, TrainTransform
-from cbml.errors import BadData
 from cbml.losses import CBMLLoss
 from cbml.methods import (
     BIER,
@@ -27,7 +26,6 @@ from cbml.methods import (
     InstanceSpreading,
     PseudoLabels,
     RankedLevels,
-    find_method,
 )
 from cbml.models import Embedder
 from cbml.training import (
@@ -75,12 +73,6 @@ def test_the_table_tells_the_truth(name: str) -> None:
     assert entry.has_loss == ("loss" in inspect.signature(kind).parameters)
     assert entry.title
     assert not entry.title.endswith(".")
-
-
-def test_a_wrong_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(BadData, match="did you mean 'pseudo_labels'"):
-        find_method("pseudo_label")
-    assert find_method("pseudo_labels") is METHODS["pseudo_labels"]
 
 
 def test_names_are_known_without_torch() -> None:
