@@ -20,7 +20,7 @@ from cbml.experiments.rendering import Estimate, estimate
 from cbml.experiments.rows import DATA_NAMES
 from cbml.experiments.running import JobCounts, run_jobs
 from cbml.experiments.sources import Sources
-from cbml.losses import LOSS_NAMES
+from cbml.losses import LOSSES
 from cbml.methods import METHODS
 from cbml.runs import RunConfig
 from cbml.training import Callback
@@ -100,7 +100,7 @@ def find_entries(
         methods: Methods of your own, "package.module:Class" each.
     """
     own = [Entry(name, "loss") for name in losses] + [Entry(name, "method") for name in methods]
-    known = [Entry(name, "loss") for name in LOSS_NAMES]
+    known = [Entry(name, "loss") for name in LOSSES]
     # Numbers without labels do not belong beside those with labels.
     known += [Entry(name, "method") for name, one in METHODS.items() if one.labels == "known"]
     patterns = only or ([] if own else ["*"])

@@ -1,14 +1,14 @@
+from .build import build_loss as build_loss
 from .contrastive_bayesian import FINE_GRAINED as FINE_GRAINED
 from .contrastive_bayesian import PRODUCTS as PRODUCTS
 from .contrastive_bayesian import CBMLLoss as CBMLLoss
 from .interop import CrossBatchMemory as CrossBatchMemory
-from .names import LOSS_NAMES as LOSS_NAMES
 from .options import check_number as check_number
 from .ratios import SMALLEST_SCALE as SMALLEST_SCALE
 from .ratios import LinearRatio as LinearRatio
 from .ratios import QuadraticRatio as QuadraticRatio
+from .table import BASELINES as BASELINES
 from .table import LOSSES as LOSSES
-from .table import build_loss as build_loss
 from .terms import LossTerms as LossTerms
 from .terms import PairLoss as PairLoss
 from .variance import MetricVariance as MetricVariance

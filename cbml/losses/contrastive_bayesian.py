@@ -1,4 +1,4 @@
-"""The contrastive Bayesian metric learning loss."""
+"""The contrastive Bayesian metric learning loss and the variants of the paper's tables."""
 
 import math
 from typing import Literal, Self
@@ -15,7 +15,7 @@ from cbml.losses.options import (
 from cbml.losses.ratios import LinearRatio, QuadraticRatio
 from cbml.losses.terms import PairLoss
 
-__all__ = ["FINE_GRAINED", "PRODUCTS", "CBMLLoss"]
+__all__ = ["FINE_GRAINED", "PRODUCTS", "CBMLAuthors", "CBMLConst", "CBMLLoss", "CBMLSqrt"]
 
 FINE_GRAINED = LinearRatio(
     positive_center=0.5, positive_scale=0.5, negative_center=1.0, negative_scale=0.01
@@ -205,3 +205,86 @@ def _check_delta(
     if check_number(delta, "delta") <= 0.0:
         raise ValueError(f"delta must be above zero, 'derived' or 'mean', got {delta}")
     return float(delta)
+
+
+# The variants of the paper's tables, each made from a preset.
+
+
+class _Preset(PairLoss):
+    """A CBMLLoss whose options are settled; called as it is."""
+
+    def __init__(self, loss: CBMLLoss) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def formula(self) -> Formula:
+        """That of the loss inside."""
+        return self.loss.formula()
+
+
+class CBMLSqrt(_Preset):
+    """The paper's CBML-sqrt: f(x) = √x instead of log x.
+
+    Args:
+        dataset: The dataset whose parameters are taken, "cub", "cars", "sop" or "inshop".
+        mining_margin: ε; None for all pairs.
+        variance_weight: λ; None for the paper's value for this dataset.
+        target_mix: γ.
+    """
+
+    averaging: Averaging = "sqrt"
+
+    def __init__(
+        self,
+        *,
+        dataset: Dataset = "cub",
+        mining_margin: float | None = 0.1,
+        variance_weight: float | None = None,
+        target_mix: float = 0.2,
+    ) -> None:
+        super().__init__(
+            CBMLLoss.paper(
+                dataset,
+                averaging=self.averaging,
+                mining_margin=mining_margin,
+                variance_weight=variance_weight,
+                target_mix=target_mix,
+            )
+        )
+
+
+class CBMLConst(CBMLSqrt):
+    """The paper's CBML-const: f(x) = x instead of log x. Its arguments are those of CBML-sqrt."""
+
+    averaging: Averaging = "const"
+
+
+class CBMLAuthors(_Preset):
+    """What the authors' program computes, as `CBMLLoss.authors`.
+
+    Args:
+        dataset: whose parameters, "cub", "cars", "sop" or "inshop".
+        averaging: f.
+        mining_margin: ε; None for all pairs.
+        variance_weight: λ; None for the paper's value for this set.
+        target_mix: γ.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: Dataset = "cub",
+        averaging: Averaging = "log",
+        mining_margin: float | None = 0.1,
+        variance_weight: float | None = None,
+        target_mix: float = 0.2,
+    ) -> None:
+        super().__init__(
+            CBMLLoss.authors(
+                dataset,
+                averaging=averaging,
+                mining_margin=mining_margin,
+                variance_weight=variance_weight,
+                target_mix=target_mix,
+            )
+        )

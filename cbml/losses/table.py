@@ -1,216 +1,90 @@
-"""All losses by name, and a loss from its name and plain options."""
+"""All losses by name. A loss with proxies asks for `num_classes` and `embedding_size`.
 
-import dataclasses
-import inspect
-from collections.abc import Mapping
-from typing import Any
+The tables know names and places alone, so that spelling is checked before torch is imported: a
+class is imported when it is asked for.
+"""
 
-from torch import nn
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from cbml.errors import nearest
-from cbml.losses.baselines import BASELINES
-from cbml.losses.contrastive_bayesian import FINE_GRAINED, PRODUCTS, CBMLLoss
-from cbml.losses.kernel import Formula
-from cbml.losses.options import Averaging, Dataset
-from cbml.losses.ratios import LinearRatio, QuadraticRatio
-from cbml.losses.terms import PairLoss
-from cbml.losses.variance import MetricVariance, WithVariance
+if TYPE_CHECKING:
+    from torch import nn
 
-__all__ = ["LOSSES", "VARIANTS", "CBMLAuthors", "CBMLConst", "CBMLSqrt", "build_loss"]
+__all__ = ["BASELINES", "LOSSES", "LossTable"]
 
 
-# CBML under the names of its variants, each made from a preset of the paper.
-
-
-class _Preset(PairLoss):
-    """A CBMLLoss whose options are settled; called as it is."""
-
-    def __init__(self, loss: CBMLLoss) -> None:
-        super().__init__()
-        self.loss = loss
-
-    def formula(self) -> Formula:
-        """That of the loss inside."""
-        return self.loss.formula()
-
-
-class CBMLSqrt(_Preset):
-    """The paper's CBML-sqrt: f(x) = √x instead of log x.
+class LossTable(Mapping[str, "type[nn.Module]"]):
+    """Classes of losses by name, each imported when it is asked for.
 
     Args:
-        dataset: The dataset whose parameters are taken, "cub", "cars", "sop" or "inshop".
-        mining_margin: ε; None for all pairs.
-        variance_weight: λ; None for the paper's value for this dataset.
-        target_mix: γ.
+        locations: Name of a loss -> "module:Class", with the module below `cbml.losses`.
     """
 
-    averaging: Averaging = "sqrt"
+    def __init__(self, locations: Mapping[str, str]) -> None:
+        self.locations = dict(locations)
 
-    def __init__(
-        self,
-        *,
-        dataset: Dataset = "cub",
-        mining_margin: float | None = 0.1,
-        variance_weight: float | None = None,
-        target_mix: float = 0.2,
-    ) -> None:
-        super().__init__(
-            CBMLLoss.paper(
-                dataset,
-                averaging=self.averaging,
-                mining_margin=mining_margin,
-                variance_weight=variance_weight,
-                target_mix=target_mix,
-            )
-        )
+    def __getitem__(self, name: str) -> "type[nn.Module]":
+        module, _, kind = self.locations[name].partition(":")
+        found: type[nn.Module] = getattr(importlib.import_module(f"cbml.losses.{module}"), kind)
+        return found
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.locations
 
-class CBMLConst(CBMLSqrt):
-    """The paper's CBML-const: f(x) = x instead of log x. Its arguments are those of CBML-sqrt."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.locations)
 
-    averaging: Averaging = "const"
+    def __len__(self) -> int:
+        return len(self.locations)
+
+    def __repr__(self) -> str:
+        return f"LossTable({', '.join(self)})"
 
 
-class CBMLAuthors(_Preset):
-    """What the authors' program computes, as `CBMLLoss.authors`.
-
-    Args:
-        dataset: whose parameters, "cub", "cars", "sop" or "inshop".
-        averaging: f.
-        mining_margin: ε; None for all pairs.
-        variance_weight: λ; None for the paper's value for this set.
-        target_mix: γ.
-    """
-
-    def __init__(
-        self,
-        *,
-        dataset: Dataset = "cub",
-        averaging: Averaging = "log",
-        mining_margin: float | None = 0.1,
-        variance_weight: float | None = None,
-        target_mix: float = 0.2,
-    ) -> None:
-        super().__init__(
-            CBMLLoss.authors(
-                dataset,
-                averaging=averaging,
-                mining_margin=mining_margin,
-                variance_weight=variance_weight,
-                target_mix=target_mix,
-            )
-        )
-
-
-VARIANTS: dict[str, type[nn.Module]] = {
-    "cbml_authors": CBMLAuthors,
-    "cbml_const": CBMLConst,
-    "cbml_sqrt": CBMLSqrt,
-}
-
-
-LOSSES: dict[str, type[nn.Module]] = {
-    "cbml": CBMLLoss,
-    **VARIANTS,
-    "metric_variance": MetricVariance,
-    **BASELINES,
-}
-
-
-# A loss from its name and plain options, as a command line or a table of runs has them.
-
-RATIOS: dict[str, LinearRatio | QuadraticRatio] = {
-    "fine_grained": FINE_GRAINED,
-    "products": PRODUCTS,
-}
-_RATIO = "ratio."
-_CONSTRAINT = ("variance_weight", "target_mix", "variance_reduction")
-
-
-def build_loss(
-    name: str | type[nn.Module],
-    options: Mapping[str, Any],
-    *,
-    classes: int,
-    dim: int,
-    seed: int,
-) -> nn.Module:
-    """The loss of a name with options; what only the images and the model tell is filled in.
-
-    Beside a loss's own options there are two families:
-
-        ratio, ratio.<number>    for losses with a likelihood ratio: "products" (the default) or
-                                 "fine_grained", and single numbers of it replaced; "quadratic"
-                                 with all four numbers given
-        variance_weight, target_mix, variance_reduction
-                                 for any loss: given `variance_weight`, a loss that lacks the
-                                 variance constraint gets it, as in the paper's MS + MVC
-
-    Args:
-        name: A name in the table of losses, in any case, or a class of your own.
-        options: Options by name, in any case; a misspelled one is a ValueError that names the
-            nearest.
-        classes: Number of classes, for losses with proxies.
-        dim: Width of the embeddings, for losses with proxies.
-        seed: Random seed, for losses that draw start values.
-    """
-    kind = name if isinstance(name, type) else _find(name.lower())
-    options = {option.lower(): value for option, value in options.items()}
-    known = inspect.signature(kind).parameters
-    given: dict[str, Any] = {"num_classes": classes, "embedding_size": dim, "seed": seed}
-    own = {option: value for option, value in given.items() if option in known}
-    constraint: dict[str, Any] = {}
-    if "ratio" in known:
-        own["ratio"] = _ratio(options)
-    for option, value in options.items():
-        if "ratio" in known and (option == "ratio" or option.startswith(_RATIO)):
-            continue
-        if option in known:
-            own[option] = value
-        elif option in _CONSTRAINT and "variance_weight" not in known:
-            constraint[option] = value
-        else:
-            hint = nearest(option, known, "loss.")
-            called = name if isinstance(name, str) else name.__name__
-            raise ValueError(f"loss.{option}: {called} has no such option; {hint}")
-    return _with_constraint(kind(**own), constraint)
-
-
-def _find(name: str) -> type[nn.Module]:
-    if name not in LOSSES:
-        raise ValueError(f"loss {name!r}: no such loss; {nearest(name, LOSSES)}")
-    return LOSSES[name]
-
-
-def _with_constraint(loss: nn.Module, options: Mapping[str, Any]) -> nn.Module:
-    if not options:
-        return loss
-    if "variance_weight" not in options:
-        raise ValueError(f"loss.{next(iter(options))}: needs loss.variance_weight beside it")
-    return WithVariance(loss, **options)
-
-
-def _ratio(options: Mapping[str, Any]) -> LinearRatio | QuadraticRatio:
-    """The likelihood ratio: a named one, with single numbers replaced."""
-    name: Any = options.get("ratio", "products")
-    start: LinearRatio | QuadraticRatio | None = None
-    if isinstance(name, LinearRatio | QuadraticRatio):
-        name, start = type(name).__name__, name
-    elif isinstance(name, str) and name.lower() in RATIOS:
-        start = RATIOS[name.lower()]
-    elif not isinstance(name, str) or name.lower() != "quadratic":
-        raise ValueError(f"loss.ratio={name}: use one of {', '.join((*RATIOS, 'quadratic'))}")
-    numbers = {
-        key.removeprefix(_RATIO): value for key, value in options.items() if key.startswith(_RATIO)
+#: The losses of other papers.
+BASELINES = LossTable(
+    {
+        "angular": "baselines.tuplets:Angular",
+        "arcface": "baselines.softmax:ArcFace",
+        "binomial_deviance": "baselines.pairs:BinomialDeviance",
+        "circle": "baselines.mined:Circle",
+        "contrastive": "baselines.pairs:Contrastive",
+        "facility_location": "baselines.clustering:FacilityLocation",
+        "fast_ap": "baselines.mined:FastAP",
+        "histogram": "baselines.pairs:Histogram",
+        "lifted_structure": "baselines.tuplets:LiftedStructure",
+        "margin": "baselines.margin:Margin",
+        "multi_similarity": "baselines.mined:MultiSimilarity",
+        "multi_similarity_dr": "baselines.multi_similarity:MultiSimilarityDR",
+        "multi_similarity_ee": "baselines.multi_similarity:MultiSimilarityEE",
+        "multi_similarity_loop": "baselines.loop:MultiSimilarityLoOp",
+        "multi_similarity_xbm": "baselines.multi_similarity:MultiSimilarityXBM",
+        "n_pair": "baselines.tuplets:NPair",
+        "normalized_softmax": "baselines.softmax:NormalizedSoftmax",
+        "nt_xent": "baselines.tuplets:NTXent",
+        "proxy_anchor": "baselines.proxies:ProxyAnchor",
+        "proxy_anchor_memvir": "baselines.proxies:ProxyAnchorMemVir",
+        "proxy_nca": "baselines.proxies:ProxyNCA",
+        "proxy_nca_pp": "baselines.proxies:ProxyNCAPlusPlus",
+        "rank_mi": "baselines.rank_mi:RankMI",
+        "ranked_list": "baselines.pairs:RankedList",
+        "ranked_list_simpler": "baselines.pairs:RankedListSimpler",
+        "selectively_contrastive_triplet": "baselines.tuplets:SelectivelyContrastiveTriplet",
+        "soft_triple": "baselines.softmax:SoftTriple",
+        "triplet_easy_positive": "baselines.mined:TripletEasyPositive",
+        "triplet_semihard": "baselines.mined:TripletSemihard",
+        "tuplet_margin": "baselines.tuplets:TupletMargin",
     }
-    fields = [field.name for field in dataclasses.fields(start or QuadraticRatio)]
-    for number in numbers:
-        if number not in fields:
-            hint = nearest(number, fields, f"loss.{_RATIO}")
-            raise ValueError(f"loss.ratio.{number}: {name} has no such number; {hint}")
-    if start is not None:
-        return dataclasses.replace(start, **numbers)
-    missing = [f"loss.ratio.{field}" for field in fields if field not in numbers]
-    if missing:
-        raise ValueError(f"loss.ratio=quadratic: give {', '.join(missing)} too")
-    return QuadraticRatio(**numbers)
+)
+#: Every loss: our own and those of other papers.
+LOSSES = LossTable(
+    {
+        "cbml": "contrastive_bayesian:CBMLLoss",
+        "cbml_authors": "contrastive_bayesian:CBMLAuthors",
+        "cbml_const": "contrastive_bayesian:CBMLConst",
+        "cbml_sqrt": "contrastive_bayesian:CBMLSqrt",
+        "metric_variance": "variance:MetricVariance",
+        **BASELINES.locations,
+    }
+)

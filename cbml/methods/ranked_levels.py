@@ -3,7 +3,7 @@
 import torch
 
 from cbml.losses import LOSSES
-from cbml.methods.levels import LEVEL_NAMES, level_heads
+from cbml.methods.hdc import LEVEL_NAMES, level_heads
 from cbml.models import Head
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, Method, StepLoss

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from cbml.errors import BadData, nearest
-from cbml.losses import LOSS_NAMES
+from cbml.losses import LOSSES
 from cbml.methods import METHODS
 from cbml.models import BACKBONE_NAMES
 from cbml.runs.config import RunConfig
@@ -19,7 +19,7 @@ def check_names(config: RunConfig) -> None:
     """
     names: tuple[tuple[str, str | None, Collection[str]], ...] = (
         ("method", config.method.name, METHODS),
-        ("loss", config.loss.name, LOSS_NAMES),
+        ("loss", config.loss.name, LOSSES),
         ("backbone", config.model.backbone, BACKBONE_NAMES),
     )
     for kind, name, known in names:
@@ -34,8 +34,6 @@ def check_names(config: RunConfig) -> None:
 
 def list_methods() -> dict[str, dict[str, str]]:
     """The losses and the methods, each with one line about it."""
-    from cbml.losses import LOSSES
-
     losses = {name: _first_line(kind) for name, kind in LOSSES.items()}
     methods = {name: entry.title for name, entry in METHODS.items()}
     return {"losses": losses, "methods": methods}

@@ -13,7 +13,7 @@ from cbml.errors import BadData
 from cbml.experiments import Sources, find_entries, read_records, run_leaderboard
 from cbml.experiments import leaderboard_markdown as markdown
 from cbml.experiments.leaderboard import Entry, Protocol, plan_final, read_protocol
-from cbml.losses import LOSS_NAMES
+from cbml.losses import LOSSES
 from cbml.methods import METHODS
 from cbml.runs import build_run_loss
 from cbml.training import Callback
@@ -59,7 +59,7 @@ def test_the_protocol_is_frozen() -> None:
 def test_every_loss_and_method_with_labels_is_an_entry_that_can_be_built() -> None:
     entries = find_entries()
     labeled = {name for name, one in METHODS.items() if one.labels == "known"}
-    assert {entry.name for entry in entries} == {*LOSS_NAMES, *labeled}
+    assert {entry.name for entry in entries} == {*LOSSES, *labeled}
     for entry in entries:
         config = read_protocol().config_of(entry, "emoji", 1e-4, 0)
         if entry.kind == "loss" and config.loss.parameters == "given":

@@ -11,7 +11,7 @@ from pytorch_metric_learning import losses as library
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 from torch import Tensor, nn
 
-from cbml.losses.baselines import BASELINES
+from cbml.losses import BASELINES
 from cbml.losses.baselines.baseline import Batch
 from cbml.losses.baselines.margin import sample_by_distance
 from tests.oracles import baseline_proxies, baselines

@@ -12,8 +12,7 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import Tensor
 
 from cbml import CBMLLoss, MetricVariance
-from cbml.losses import WithVariance, interop
-from cbml.losses.baselines import BASELINES
+from cbml.losses import BASELINES, WithVariance, interop
 from cbml.losses.interop import CrossBatchMemory, LibraryLoss, SelfSupervisedLoss
 from tests.oracles import contrastive_bayesian as literal
 

@@ -63,12 +63,13 @@ def test_terms_show_the_variance_even_where_it_has_no_weight() -> None:
     torch.testing.assert_close(weighted.total, terms.total + 3 * terms.variance)
 
 
-def test_losses_is_a_plain_dict_of_modules() -> None:
-    assert type(cbml.LOSSES) is dict
+def test_losses_is_a_mapping_of_modules() -> None:
+    assert "cbm" not in cbml.LOSSES
+    assert len(cbml.LOSSES) == len(set(cbml.LOSSES))
     for name, loss in LOSSES.items():
         assert issubclass(loss, nn.Module), name
         with pytest.raises(TypeError):
-            loss(misspelt_option=1)
+            loss(misspelled_option=1)
 
 
 def test_variants_are_the_presets_under_a_name() -> None:

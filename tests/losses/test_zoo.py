@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cbml import LOSSES
-from cbml.losses import PRODUCTS
-from cbml.losses.baselines import BASELINES
+from cbml.losses import BASELINES, PRODUCTS
 from cbml.losses.interop import LibraryLoss
 
 CLASSES, EACH, WIDTH = 4, 4, 8

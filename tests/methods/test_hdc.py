@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from cbml.methods import HDC
-from cbml.methods.levels import LEVEL_NAMES
+from cbml.methods.hdc import LEVEL_NAMES
 from tests.methods.examples import ANGLES, circle, loss_of
 from tests.oracles import methods
 

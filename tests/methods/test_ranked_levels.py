@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cbml.methods import RankedLevels
-from cbml.methods.levels import LEVEL_NAMES
+from cbml.methods.hdc import LEVEL_NAMES
 from tests.methods.examples import ANGLES, LABELS, circle, loss_of
 from tests.methods.test_hdc import random_levels
 from tests.oracles import baselines
