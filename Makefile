@@ -1,20 +1,26 @@
-# Everything runs inside one virtual environment, made on first use from the pinned versions in
-# constraints.txt. Its stamp carries a hash of what it was made from, so that a change of either
-# file, or a checkout in another folder, brings it up to date.
+# Everything runs inside one virtual environment, made on first use from requirements.lock: the
+# versions in constraints.txt with the hash of every file, so that nothing else is ever installed.
+# Its stamp carries a hash of what it was made from, so that a change of either file, or a checkout
+# in another folder, brings it up to date.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed-$(shell (cat pyproject.toml constraints.txt; pwd) | sha256sum | cut -c1-16)
+STAMP  := $(VENV)/.installed-$(shell (cat pyproject.toml requirements.lock; pwd) | sha256sum | cut -c1-16)
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# A tool that is no part of the environment, in one of its own that is deleted after use.
+TOOL    = set -e; tool=$$(mktemp -d); trap 'rm -rf $$tool' EXIT; $(PYTHON) -m venv $$tool; \
+    $$tool/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test processors check bench slow format pseudo-evidence docs tables dist
+.PHONY: help install demo test processors check bench slow format pseudo-evidence docs tables dist lock licenses audit
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) --require-hashes -r requirements.lock
+	$(INSTALL) --no-deps --no-build-isolation -e .
 	rm -f $(VENV)/.installed-*
 	touch $@
 
@@ -73,3 +79,16 @@ tables: $(STAMP)  ## render docs/reproduce.md and docs/leaderboard.md from resul
 
 dist: $(STAMP)  ## build the wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+lock:  ## requirements.lock anew, after a change of constraints.txt or pyproject.toml
+	$(TOOL) uv==0.13.7; $$tool/bin/uv pip compile --quiet pyproject.toml --extra dev -c constraints.txt \
+	    --universal --python-version 3.11.5 --generate-hashes --no-annotate --no-header -o $$tool/lock; \
+	(head -1 requirements.lock; cat $$tool/lock) > $$tool/whole; cp $$tool/whole requirements.lock
+
+licenses: $(STAMP)  ## docs/dependencies.md anew, from what the installed packages say of themselves
+	$(BIN)/python docs/dependencies.py > docs/dependencies.md.new
+	mv docs/dependencies.md.new docs/dependencies.md
+
+audit:  ## compare requirements.lock with the known advisories; fails where the registry offers none
+	$(TOOL) pip-audit==2.10.1; $$tool/bin/pip-audit --strict --disable-pip --require-hashes \
+	    --progress-spinner off -r requirements.lock

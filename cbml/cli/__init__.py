@@ -1,11 +1,13 @@
 """The program `cbml`: one thin file per verb, errors in one line, documented exit codes.
 
-Exit codes: 0 fine, 1 failed, 2 usage, 3 bad data, 4 damaged file, 130/143 interrupted.
+Exit codes: 0 fine, 1 failed, 2 usage, 3 bad data or a file that cannot be read or written (no
+permission, a full disk), 4 damaged file, 130/143 interrupted.
 
 A verb's file imports nothing heavy at its top, so that help answers at once; it defines `verb`, a
 function or a `typer.Typer` group, and is listed in VERBS.
 """
 
+import errno
 import importlib
 import signal
 import sys
@@ -19,6 +21,7 @@ from cbml.errors import BadData, DamagedFile
 
 __all__ = ["VERBS", "exit_code", "main"]
 
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)  # a write names no file
 VERBS: tuple[str, ...] = (
     "analyze",
     "data",
@@ -96,9 +99,13 @@ def exit_code(error: Exception) -> int:
     Args:
         error: that nobody caught.
     """
-    if isinstance(error, BadData):
+    if isinstance(error, BadData) or (isinstance(error, OSError) and _about_a_file(error)):
         return 3
     return 4 if isinstance(error, DamagedFile) else 1
+
+
+def _about_a_file(error: OSError) -> bool:
+    return error.filename is not None or error.errno in _NO_ROOM
 
 
 def _one_line(error: Exception) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from cbml.data import ImageDataset, PackedDataset, Splits
 from cbml.errors import BadData, MissingExtra
 from cbml.evaluation import Scores, evaluate
+from cbml.files import locked
 from cbml.models import Embedder
 from cbml.query_gallery import QueryGallery
 from cbml.runs.build import load_splits
@@ -20,6 +21,8 @@ from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.report import report_run
 from cbml.training import Callback, Distributed, embed_dataset, read_record, update_record
 
+# Seconds: another evaluation counts itself in a moment, while a training holds its folder for long.
+_TURN = 10.0
 _CONDITIONS = ("queries", "lone_queries", "gallery", "classes")
 _KMEANS = ("kmeans_seed", "kmeans_iterations", "kmeans_attempts")
 
@@ -199,14 +202,14 @@ def note_test_evaluation(
         scores: Of the test classes; None where they were mixed with others.
         reliability: How far match probabilities held there; None where it was not asked.
     """
-    facts: dict[str, Any] = {
-        "test_evaluations": int(read_record(folder).get("test_evaluations", 0)) + 1
-    }
+    facts: dict[str, Any] = {}
     if scores is not None:
         facts |= {"test": scores.metrics, "test_conditions": score_conditions(scores)}
     if reliability is not None:
         facts["test_reliability"] = dict(reliability)
-    update_record(folder, facts)
+    with locked(folder, wait=_TURN):
+        count = int(read_record(folder).get("test_evaluations", 0)) + 1
+        update_record(folder, {"test_evaluations": count, **facts})
 
 
 def shows_test_images(folder: Path, paths: Iterable[Path]) -> bool:

@@ -1,11 +1,17 @@
 """What a run folder holds: its config and its model."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from cbml.errors import BadData
+from cbml.files import locked
 from cbml.models import BACKBONES, Embedder
 from cbml.runs.config import RunConfig
-from cbml.training import read_record
+from cbml.training import Distributed, read_record
 
 
 def recorded_config(folder: Path, *, allow_code: bool = True) -> RunConfig:
@@ -16,6 +22,24 @@ def recorded_config(folder: Path, *, allow_code: bool = True) -> RunConfig:
         allow_code: As for `RunConfig.from_dict`: False where the config will be trained with.
     """
     return RunConfig.from_dict(read_record(folder).get("config", {}), allow_code=allow_code)
+
+
+@contextlib.contextmanager
+def hold_run(folder: Path, distributed: Distributed | None = None) -> Iterator[None]:
+    """Be the only writer of a run's folder inside the block; raises FolderInUse where one is.
+
+    Args:
+        folder: The run's folder; made if missing.
+        distributed: The processes that train together; the main one holds the folder for all.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def take() -> Tensor:
+            stack.enter_context(locked(folder, wait=0))
+            return torch.zeros(1)
+
+        (distributed or Distributed()).from_main_process(take, torch.zeros(1))
+        yield
 
 
 def open_model(run: str | Path) -> Embedder:

@@ -22,6 +22,7 @@ from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_execution
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import embed_split, note_test_evaluation
+from cbml.runs.folder import hold_run
 from cbml.runs.loss_parameters import with_chosen_parameters
 from cbml.runs.names import check_names
 from cbml.runs.parts import Parts, labeled_parts, unlabeled_parts
@@ -90,7 +91,8 @@ def run(
 
     Args:
         config: Every choice.
-        folder: Where everything goes; a run that is already there is only resumed.
+        folder: Where everything goes; a run that is already there is only resumed, and by one
+            process at a time.
         resume: Continue from the newest checkpoint. The config must be that of the run, but for
             what does not change it, such as the number of steps.
         test: Evaluate the test classes at the end; the record counts it.
@@ -102,24 +104,26 @@ def run(
     check_names(config)
     config = with_chosen_parameters(config)
     torch.manual_seed(config.training.seed + distributed.rank)  # dropout has no other source
-    resumed = folder if resume else None
-    if resumed is not None:
-        config = check_same_run(resumed, config)
-    if config.data.labels == "known":
-        parts = labeled_parts(config, resumed, distributed, callback)
-    else:
-        parts = unlabeled_parts(config, distributed)
-    records = Run(
-        folder,
-        _metadata(parts),
-        resume,
-        config.training.tensorboard,
-        config=parts.config.as_dict(),
-        free=FREE,
-    )
-    fitted = _fit(parts, records, distributed, callback)
-    parts.model.eval()
-    scores = _finish(folder, parts, test, distributed, callback)
+    with contextlib.ExitStack() as stack:
+        if resume:
+            config = check_same_run(folder, config)
+            stack.enter_context(hold_run(folder, distributed))
+        if config.data.labels == "known":
+            parts = labeled_parts(config, folder if resume else None, distributed, callback)
+        else:
+            parts = unlabeled_parts(config, distributed)
+        stack.enter_context(hold_run(folder, distributed))  # only now: it makes a new run's folder
+        records = Run(
+            folder,
+            _metadata(parts),
+            resume,
+            config.training.tensorboard,
+            config=parts.config.as_dict(),
+            free=FREE,
+        )
+        fitted = _fit(parts, records, distributed, callback)
+        parts.model.eval()
+        scores = _finish(folder, parts, test, distributed, callback)
     return RunResult(folder, parts.config, fitted, parts.model, parts.splits, scores)
 
 

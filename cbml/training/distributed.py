@@ -25,6 +25,10 @@ from cbml.files import write_json
 _PATIENCE = datetime.timedelta(minutes=10)
 
 
+class MainProcessFailed(BadData):
+    """What the other processes hear when the main one fails; its own error says why."""
+
+
 class Distributed:
     """The processes of a group, or this process alone.
 
@@ -110,7 +114,7 @@ class Distributed:
         if failure is not None:
             raise failure
         if bool((found < 0).any()):
-            raise BadData("the main process could not go on; its message says why")
+            raise MainProcessFailed("the main process could not go on; its message says why")
         return found
 
     def all_reduce_max(self, number: int) -> int:
@@ -168,7 +172,7 @@ def last_word(exit_code: Callable[[Exception], int]) -> Iterator[None]:
         yield
     except (ValueError, ImportError) as error:  # what users can mend; a lost process is neither
         path = os.environ.get(_LAST_WORD)
-        if path is not None:
+        if path is not None and not isinstance(error, MainProcessFailed):
             debug = "--debug" in sys.argv
             text = traceback.format_exc() if debug else f"cbml: {' '.join(str(error).split())}"
             write_json(Path(path), {"code": exit_code(error), "text": text})

@@ -177,6 +177,8 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadData(f"{folder}: no run.json; not the folder of a run") from None
+    except OSError as error:
+        raise DamagedFile(f"{path}: cannot be read ({error.strerror}); restore a copy") from None
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path}: not readable as JSON ({error}); restore a copy") from None
     if not isinstance(record, dict) or record.pop("sha256", None) != _seal(record):

@@ -2,10 +2,25 @@
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import cbml
+
+WATCHED = """
+import sys
+FORBIDDEN = ("subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "socket.connect")
+def watch(event, arguments):
+    if event.startswith(FORBIDDEN):
+        print(event, *arguments[:1], flush=True)
+sys.addaudithook(watch)
+import cbml
+print("imported", flush=True)
+for name in cbml.__all__:
+    getattr(cbml, name)
+print("loaded")
+"""
 
 ROOT = Path(cbml.__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -29,6 +44,40 @@ def pinned() -> dict[str, str]:
 
 def test_every_dependency_has_one_exact_version() -> None:
     assert required() <= set(pinned()), "pin what pyproject.toml asks for in constraints.txt"
+
+
+def test_the_lock_holds_these_versions_and_the_hash_of_every_file() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    entries = re.findall(r"^([\w.-]+)==(\S+)[^\n]*\\\n((?:    --hash=.*\n?)+)", text, re.MULTILINE)
+    assert len(entries) == len(re.findall("^[a-z]", text, re.MULTILINE)), "one without a hash"
+    locked = {canonical(name): version for name, version, _ in entries}
+    assert pinned().items() <= locked.items(), "run `make lock`"
+    for name, _, hashes in entries:
+        lines = hashes.replace("\\", "").split()
+        assert all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", line) for line in lines), name
+
+
+def test_what_installs_checks_hashes_and_names_no_registry() -> None:
+    assert "--require-hashes -r requirements.lock" in (ROOT / "Makefile").read_text()
+    for name in ("Makefile", ".ci/run", "requirements.lock", "constraints.txt", "Containerfile"):
+        text = (ROOT / name).read_text()
+        assert not re.search(r"https?://|--(extra-)?index|--find-links|--trusted", text), name
+
+
+def test_the_page_of_dependencies_is_that_of_the_lock() -> None:
+    lock = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    listed = re.findall(r"^\| ([\w.-]+) \| (\d\S*) \| ", page, re.MULTILINE)
+    assert listed == sorted((canonical(name), version) for name, version in lock)
+
+
+def test_importing_starts_no_process_and_opens_no_connection() -> None:
+    child = [sys.executable, "-c", WATCHED]
+    said = subprocess.run(child, check=True, capture_output=True, text=True).stdout.splitlines()
+    # Loading all names loads torch, which asks ldconfig where the CUDA libraries are.
+    rest = [line for line in said if line != "subprocess.Popen /sbin/ldconfig"]
+    assert said[0] == "imported"
+    assert rest == ["imported", "loaded"]
 
 
 def test_torch_and_torchvision_match() -> None:
