@@ -104,6 +104,9 @@ def compute_terms(
 class PairLoss(nn.Module):
     """A loss that is a `Formula` over all pairs, under the call that every loss here has."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def formula(self) -> Formula:
         """What to compute. Asked for at each call, so that an option can change between steps."""
         raise NotImplementedError
