@@ -31,6 +31,8 @@ from cbml.runs import (
 from cbml.training import Callback, embed_dataset, read_record
 
 METHODS: dict[str, tuple[str, ...]] = {
+    "larger views": ("labels=each", "method=larger_views"),
+    "larger views, no pairs": ("labels=each", "method=larger_views", "method.pair_weight=0.0"),
     "cbml": (),
     "cbml, constants from data": ("parameters=from-data",),
     "cbml, no constraint": ("loss.variance_weight=0.0",),

@@ -1,6 +1,7 @@
 from .adversarial_bier import AdversarialBIER as AdversarialBIER
 from .anchor_neighborhoods import AnchorNeighborhoods as AnchorNeighborhoods
 from .bier import BIER as BIER
+from .cbswr import CBSwR as CBSwR
 from .clusters import Labeling as Labeling
 from .clusters import cluster_count as cluster_count
 from .clusters import cluster_labels as cluster_labels
@@ -9,12 +10,15 @@ from .exemplar import Exemplar as Exemplar
 from .hdc import HDC as HDC
 from .horde import Horde as Horde
 from .instance_spreading import InstanceSpreading as InstanceSpreading
+from .larger_views import LargerViews as LargerViews
 from .mom import MOM as MOM
 from .nce import NCE as NCE
+from .ortho import Ortho as Ortho
 from .pseudo_labels import Labels as Labels
 from .pseudo_labels import PseudoLabels as PseudoLabels
 from .pseudo_labels import Study as Study
 from .ranked_levels import RankedLevels as RankedLevels
+from .ssuml import SSUML as SSUML
 from .table import METHODS as METHODS
 from .table import MethodEntry as MethodEntry
 from .whitening import start_head as start_head

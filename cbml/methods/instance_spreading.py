@@ -100,12 +100,12 @@ class InstanceSpreading(Unlabeled):
         positives = same & ~itself
         log_odds = logits - logits.logsumexp(dim=1, keepdim=True)  # log P
         found = (log_odds * positives).sum(dim=1) / positives.sum(dim=1).clamp(min=1)
-        others = torch.where(same, 0.0, _log_complement(logits)).sum(dim=1)
+        others = torch.where(same, 0.0, log_complement(logits)).sum(dim=1)
         terms = {"invariance": -found.mean(), "spreading": -others.mean()}
         return StepLoss(terms["invariance"] + terms["spreading"], terms)
 
 
-def _log_complement(logits: Tensor) -> Tensor:
+def log_complement(logits: Tensor) -> Tensor:
     """log(1 - softmax), exact also where one entry of a row has nearly all of it. (B, B)"""
     everything = logits.logsumexp(dim=1, keepdim=True)
     largest = functional.one_hot(logits.argmax(dim=1), logits.shape[1]).bool()

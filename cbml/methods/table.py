@@ -62,6 +62,12 @@ METHODS: dict[str, MethodEntry] = {
         has_loss=True,
         labels="none",
     ),
+    "larger_views": MethodEntry(
+        location="cbml.methods.larger_views:LargerViews",
+        title="neighbors and similarities of enlarged images, taught to the model at its own size",
+        labels="each",
+        defaults={"training": {"samples_per_class": 1}},
+    ),
     "nce": MethodEntry(
         location="cbml.methods.nce:NCE",
         title="one view of an image against a memory of all images",
@@ -108,6 +114,45 @@ METHODS: dict[str, MethodEntry] = {
         printed=("ISIF",),
         labels="each",
         defaults=_ISIF_SETTING,
+    ),
+    "ssuml": MethodEntry(
+        location="cbml.methods.ssuml:SSUML",
+        title="the entropy of what random triplets and synthetic examples may mean",
+        printed=("sSUML",),
+        labels="each",
+        defaults={  # batches of 120 images; conjugate gradients have no counterpart here
+            "augmentation": _MILD_CROPS,
+            "training": {"samples_per_class": 1},
+            "pseudo_labels": {"batch_range": "120"},
+        },
+    ),
+    "cbswr": MethodEntry(
+        location="cbml.methods.cbswr:CBSwR",
+        title="two views of an image are alike, against centers of clusters within the batch",
+        printed=("CBSwR",),
+        labels="each",
+        defaults={
+            "augmentation": {**_MILD_CROPS, "flip": 0.75},
+            "optimizer": {"name": "sgd", "learning_rate": 1e-3, "momentum": 0.0},
+            "training": {"samples_per_class": 2},
+            "pseudo_labels": {"batch_range": "128"},
+        },
+    ),
+    "ortho": MethodEntry(
+        location="cbml.methods.ortho:Ortho",
+        title="triplets of graph clusters under an angular constraint, an orthonormal layer",
+        printed=("Ortho",),
+        labels="none",
+        defaults={
+            "augmentation": _MILD_CROPS,
+            "optimizer": {
+                "name": "sgd",
+                "learning_rate": 0.01,
+                "dampening": 0.9,
+                "weight_decay": 5e-4,
+            },
+            "pseudo_labels": {"batch_range": "120"},
+        },
     ),
     "hdc": MethodEntry(
         location="cbml.methods.hdc:HDC",

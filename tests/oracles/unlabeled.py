@@ -142,3 +142,100 @@ def weighted_triplets(x: Matrix, weights: list[float], margin: float) -> float:
         far = sum((u - v) ** 2 for u, v in zip(a, n, strict=True))
         terms.append(weight * max(0.0, margin + near - far))
     return mean(terms)
+
+
+def angular_probability(
+    x: Matrix, triplets: list[tuple[int, int, int]], r: Matrix, projection: Matrix, t: float
+) -> float:
+    """Ortho of some triplets; `r` is (C, D), `projection` L' (D, C), `t` is tan²(alpha)."""
+    terms = []
+    columns = [[row[k] for row in r] for k in range(len(r[0]))]
+    for first, second, third in triplets:
+        a, p, n = x[first], x[second], x[third]
+        m = [(u + v) / 2 for u, v in zip(a, p, strict=True)]
+        near = sum(dot(column, a) * dot(column, p) for column in columns)
+        far = sum(dot(column, m) * dot(column, n) for column in columns)
+        w = 0.5 * (1 / (1 + exp(-near)) + 1 - 1 / (1 + exp(-far)))
+        across = sum(
+            dot(row, [u - v for u, v in zip(a, p, strict=True)]) ** 2 for row in projection
+        )
+        away = sum(dot(row, [u - v for u, v in zip(n, m, strict=True)]) ** 2 for row in projection)
+        terms.append(log(1 + exp(w * log(1 + exp(across - 4 * t * away)))))
+    return mean(terms)
+
+
+def semi_hard_triplets(
+    x: Matrix, y: list[int], projection: Matrix, margin: float
+) -> list[tuple[int, int, int]]:
+    """For each pair of a cluster the nearest negative that is farther, within the margin."""
+
+    def distance(i: int, j: int) -> float:
+        difference = [u - v for u, v in zip(x[i], x[j], strict=True)]
+        return sum(dot(row, difference) ** 2 for row in projection)
+
+    found = []
+    for a in range(len(x)):
+        for p in range(len(x)):
+            if a == p or y[a] != y[p]:
+                continue
+            reached = distance(a, p)
+            others = [n for n in range(len(x)) if y[n] != y[a]]
+            hard = [n for n in others if reached < distance(a, n) < reached + margin]
+            if hard:
+                found.append((a, p, min(hard, key=lambda n, a=a: distance(a, n))))
+    return found
+
+
+def synthetic_entropy(
+    triplets: list[tuple[list[float], list[float], list[float]]],
+    synthesis: Matrix,
+    projection: Matrix,
+    t: float,
+) -> tuple[list[float], float]:
+    """The five p of the last triplet, and the mean entropy; `synthesis` is S', rows of 2d."""
+
+    def lengths(left: list[float], right: list[float]) -> tuple[float, float]:
+        difference = [u - v for u, v in zip(left, right, strict=True)]
+        made = [dot(row, difference) for row in synthesis]
+        return dot(made, made), sum(dot(row, made) ** 2 for row in projection)
+
+    entropies, odds = [], []
+    for one, two, three in triplets:
+        losses = []
+        for a, p, n in ((one, two, three), (one, three, two), (two, three, one)):
+            c, c_plus, c_minus = a + a, a + p, a + n
+            middle = [(u + v) / 2 for u, v in zip(c, c_plus, strict=True)]
+            across, across_projected = lengths(c, c_plus)
+            away, away_projected = lengths(c_minus, middle)
+            fs = 4 * t * away - across
+            fm = across_projected - 4 * t * away_projected
+            losses.append(log(1 + exp(fs)) + log(1 + exp(fm)))
+        made, projected = lengths(one + two, one + three)
+        losses += [-made + projected, made - projected]
+        odds = [1 / (1 + exp(loss)) for loss in losses]
+        entropies.append(-sum(p * log(p) for p in odds))
+    return odds, mean(entropies)
+
+
+def center_softmax(
+    x: Matrix, y: list[int], centers: Matrix, k: list[int], temperature: float, own: bool
+) -> float:
+    """CBSwR's metric term; `k` is the center of each row."""
+    terms = []
+    for i, row in enumerate(x):
+        e = [exp(dot(row, center) / temperature) for center in centers]
+        (partner,) = (j for j in range(len(x)) if j != i and y[j] == y[i])
+        below = sum(value for c, value in enumerate(e) if own or c != k[i])
+        term = log(exp(dot(row, x[partner]) / temperature) / below)
+        term += sum(log(1 - value / sum(e)) for c, value in enumerate(e) if c != k[i])
+        terms.append(-term)
+    return mean(terms)
+
+
+def information(y: Matrix) -> tuple[float, float]:
+    """H(Y|X) and H(Y) of CBSwR's classifier."""
+    odds = [[exp(value) / sum(exp(other) for other in row) for value in row] for row in y]
+    count, clusters = len(odds), len(odds[0])
+    average = [mean([row[c] for row in odds]) for c in range(clusters)]
+    given = -sum(q * log(q) for row in odds for q in row) / (count * log(count))
+    return given, -sum(q * log(q) for q in average) / log(clusters)

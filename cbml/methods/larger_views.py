@@ -1,0 +1,328 @@
+"""Larger views: the model learns to see at its own size what it saw before, enlarged."""
+
+import copy
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cbml.data import EpochBatches
+from cbml.errors import BadData
+from cbml.index import Index
+from cbml.losses import CBMLLoss
+from cbml.methods.memory import HeadStart, Unlabeled
+from cbml.methods.whitening import image_features, whitening
+from cbml.models import Embedder, Preprocessing
+from cbml.outputs import Outputs
+from cbml.training import BatchInfo, EpochPlan, StepLoss, TrainingView
+
+Vectors = NDArray[np.float32]
+Indices = NDArray[np.int64]
+
+_COMPONENTS = 256  # of the teacher's vectors
+# Whitened in as many directions as there are images, all images are equally far from each other.
+_IMAGES_PER_COMPONENT = 8
+_NATIVE = 224  # pixels that pretrained backbones saw; a larger view shows them nothing they know
+_HELD_OUT = 10  # one image in so many is not trained on, and judges
+_COMPARED = 5  # nearest neighbors by which a model is judged
+_NOTHING = -1e30  # instead of minus infinity, whose gradients are NaN
+
+
+class LargerViews(Unlabeled):
+    """Neighbors and similarities of enlarged images, taught to the model at its own size. Ours.
+
+    Once, before the first step, t_i are the whitened features of image i, enlarged and averaged
+    with those of its mirror image, of unit length. x are the embeddings of crops at the model's
+    own size; a batch is made of images with their nearest by t. Over the rows of other images:
+
+        keep  = mean_i KL( softmax_j(t_i·t_j / T) || softmax_j(x_i·x_j / T) )
+        pairs = CBML with positives that are among each other's nearest 3, negatives of which
+                neither is among the other's nearest 15; what lies between is ignored
+        loss  = keep + pair_weight * pairs
+
+    One image in ten is not trained on. After each epoch their nearest neighbors are compared with
+    those by t; a model that agrees less than the start did at the end is given up for the start.
+
+    Args:
+        num_images: N, those that cannot be read included.
+        enlarge: How much larger the teacher's views are; None takes 2, and less where that would
+            exceed 224 pixels.
+        temperature: T.
+        pair_weight: Of CBML on the neighbors.
+        positives: Nearest neighbors among which positives are.
+        doubtful: Nearest neighbors that are no negatives.
+        group: Images of a batch that are each other's neighbors.
+        keep_start: Whether the start is kept where the agreement has fallen.
+        head_start: "random" or "whitened", how the linear layer starts.
+        seed: Random seed of the batches and of the images that judge.
+    """
+
+    teacher: Tensor  # (N, W) t
+    nearest: Tensor  # (N, doubtful) images by t, -1 where there are fewer
+    held_out: Tensor  # (N,) bool
+    agreements: Tensor  # (2,) at the start, and last; NaN where unknown
+
+    def __init__(
+        self,
+        *,
+        num_images: int,
+        enlarge: float | None = None,
+        temperature: float = 0.1,
+        pair_weight: float = 0.3,
+        positives: int = 3,
+        doubtful: int = 15,
+        group: int = 4,
+        keep_start: bool = True,
+        head_start: HeadStart = "whitened",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(head_start=head_start)
+        if temperature <= 0:
+            raise ValueError(f"temperature must be above zero, got {temperature}")
+        if enlarge is not None and not 1 <= enlarge <= 8:
+            raise ValueError(f"enlarge must be between 1 and 8, got {enlarge}")
+        if not 1 <= positives <= doubtful:
+            raise ValueError(f"positives must be between 1 and doubtful={doubtful}")
+        if group < 2 or pair_weight < 0:
+            raise ValueError("group must be at least 2, pair_weight at least 0")
+        self.enlarge, self.temperature, self.pair_weight = enlarge, temperature, pair_weight
+        self.positives, self.group, self.seed = positives, group, seed
+        self.keep_start = keep_start
+        self.pairs = CBMLLoss.paper("sop", mining_margin=None)
+        self.register_buffer("teacher", torch.zeros(num_images, _COMPONENTS))
+        self.register_buffer("nearest", torch.full((num_images, doubtful), -1))
+        self.register_buffer("held_out", torch.zeros(num_images, dtype=torch.bool))
+        self.register_buffer("agreements", torch.full((2,), torch.nan))
+        self.first: nn.Module = nn.Identity()  # the start, to which a bad run returns
+
+    def attach(self, model: Embedder) -> None:
+        """Meet the model, and make room for a copy of its start.
+
+        Args:
+            model: What will be trained.
+        """
+        super().attach(model)
+        if self.keep_start:
+            self.first = copy.deepcopy(model).requires_grad_(False)
+
+    def start(self, view: TrainingView) -> None:
+        """Look at the enlarged images, once.
+
+        Args:
+            view: Of the model before its first step.
+        """
+        super().start(view)
+        if len(view.readable) < 4:
+            raise BadData(f"larger views: {len(view.readable)} readable images; 4 are the least")
+        found = torch.from_numpy(self._look(view))
+        readable = torch.from_numpy(view.readable)
+        device = self.teacher.device
+        self.teacher[readable.to(device), : found.shape[1]] = found.to(device)
+        places = _nearest(found.numpy(), self.nearest.shape[1])
+        images = view.readable[places]
+        self.nearest[readable.to(device), : images.shape[1]] = torch.from_numpy(images).to(device)
+        chance = np.random.default_rng(self.seed).permutation(view.readable)
+        self.held_out[torch.from_numpy(chance[: len(chance) // _HELD_OUT]).to(device)] = True
+        self.agreements[:] = self.agreement(view)
+        if isinstance(self.first, Embedder):
+            self.first.load_state_dict(view.model.state_dict())
+
+    def _look(self, view: TrainingView) -> Vectors:
+        """t of the readable images, as the main process sees them. (N, W)"""
+        crop = view.model.preprocessing.crop
+        factor = self.enlarge or max(1.0, min(2.0, _NATIVE / crop))
+        side = round(crop * factor)
+        plain, mirrored = (
+            image_features(_Enlarged(view.model, side, flip), view.embed)  # type: ignore[arg-type]
+            for flip in (False, True)
+        )
+        components = min(_COMPONENTS, max(2, len(plain) // _IMAGES_PER_COMPONENT))
+
+        def find() -> Tensor:
+            weight, bias = whitening(plain, components)
+            unit = [
+                functional.normalize(torch.from_numpy(each @ weight.T + bias), dim=1)
+                for each in (plain, mirrored)
+            ]
+            seen = functional.normalize(unit[0] + unit[1], dim=1).float()
+            # What goes from process to process has one shape, and is never negative.
+            return functional.pad(seen, (0, components - seen.shape[1])) + 2
+
+        like = torch.zeros(len(plain), components)
+        found: Vectors = view.distributed.from_main_process(find, like).numpy() - 2
+        return found
+
+    def agreement(self, view: TrainingView) -> float:
+        """The share of the nearest neighbors of judging images that t gives them too.
+
+        Args:
+            view: Of the model to judge.
+        """
+        readable = view.readable
+        judges = np.flatnonzero(self.held_out.cpu().numpy()[readable])
+        if not len(judges):
+            return math.nan
+        by_model = readable[_nearest(view.embed(), _COMPARED, judges)]
+        by_teacher = self.nearest.cpu().numpy()[readable[judges], :_COMPARED]
+        shared = (by_model[:, :, None] == by_teacher[:, None, :]).any(axis=2)
+        return float(shared.mean())
+
+    def before_epoch(self, view: TrainingView) -> EpochPlan:
+        """Batches of images with their neighbors, and how far the model agrees by now.
+
+        Args:
+            view: Of the model as trained so far.
+        """
+        if view.step:
+            self.agreements[1] = self.agreement(view)
+        shape = view.batches.sampler.plan(view.epoch).shape  # type: ignore[attr-defined]
+        trained = view.readable[~self.held_out.cpu().numpy()[view.readable]]
+        generator = np.random.default_rng([self.seed, view.epoch])
+        nearest = self.nearest.cpu().numpy()[:, : self.group - 1]
+        batches = neighbor_batches(nearest, trained, shape, generator)
+        first, last = self.agreements.tolist()
+        return EpochPlan(
+            batches=EpochBatches(batches),
+            metadata={"agreement": {"start": first, "now": last}},
+            text=f"agreement with larger views: {first:.1%} at the start, {last:.1%} now",
+        )
+
+    def after_step(self, view: TrainingView, outputs: Outputs, batch: BatchInfo) -> None:
+        """After the last step, return to the start where the model agrees less than it did.
+
+        Args:
+            view: The model after the update.
+            outputs: Not used.
+            batch: Not used.
+        """
+        del outputs, batch
+        if view.step < view.steps:
+            return
+        self.agreements[1] = self.agreement(view)
+        first, last = self.agreements.tolist()
+        if isinstance(self.first, Embedder) and last < first:
+            view.model.load_state_dict(self.first.state_dict())
+
+    def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
+        """The loss of a step, with its terms.
+
+        Args:
+            outputs: Embeddings of the global batch.
+            batch: The index of each row's image.
+        """
+        x = outputs.embeddings.float()
+        images = batch.indices.to(x.device)
+        seen = self.teacher[images]
+        other = images[:, None] != images[None, :]
+        terms = {"keep": similarity_distillation(x @ x.T, seen @ seen.T, other, self.temperature)}
+        total = terms["keep"]
+        if self.pair_weight:
+            lists = neighbor_pairs(images, self.nearest[images], self.positives)
+            terms["pairs"] = self.pairs(x, images, lists)
+            total = total + self.pair_weight * terms["pairs"]
+        return StepLoss(total, terms)
+
+
+class _Enlarged(nn.Module):
+    """A model whose images are enlarged, and mirrored if asked, before it looks at them."""
+
+    def __init__(self, model: Embedder, side: int, mirror: bool) -> None:
+        super().__init__()
+        self.model, self.side, self.mirror = model, side, mirror
+        self.preprocessing: Preprocessing = model.preprocessing
+
+    def features(self, images: Tensor) -> Tensor:
+        """Pooled features. (B, C)"""
+        images = images.flip(-1) if self.mirror else images
+        if images.shape[-1] != self.side:
+            size = (self.side, self.side)
+            images = functional.interpolate(images, size=size, mode="bilinear")
+        return self.model.features(images)
+
+
+def similarity_distillation(
+    similarities: Tensor, wanted: Tensor, counted: Tensor, temperature: float
+) -> Tensor:
+    """mean_i KL( softmax_j(wanted_ij / T) || softmax_j(similarities_ij / T) ) over counted pairs.
+
+    Args:
+        similarities: Of the student. (B, B)
+        wanted: Of the teacher. (B, B)
+        counted: Which pairs count; a row without any counts zero. (B, B)
+        temperature: T.
+    """
+    rows = [
+        (each / temperature).masked_fill(~counted, _NOTHING).log_softmax(dim=1)
+        for each in (wanted, similarities)
+    ]
+    terms = rows[0].exp() * (rows[0] - rows[1]).masked_fill(~counted, 0.0)
+    return terms.sum(dim=1).mean()
+
+
+def neighbor_pairs(
+    images: Tensor, nearest: Tensor, positives: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pairs of rows (a, p, a, n): mutual neighbors or one image, and those far from each other.
+
+    Args:
+        images: Of each row. (B,)
+        nearest: Neighbors of each row's image, the nearest first. (B, K)
+        positives: How many of them count as near.
+    """
+    itself = torch.eye(len(images), dtype=torch.bool, device=images.device)
+    same = images[:, None] == images[None, :]
+    listed = nearest[:, :, None] == images[None, None, :]  # (B, K, B)
+    near, known = listed[:, :positives].any(dim=1), listed.any(dim=1)
+    positive = ((near & near.T) | same) & ~itself
+    negative = ~(known | known.T | same)
+    return *positive.nonzero(as_tuple=True), *negative.nonzero(as_tuple=True)  # type: ignore[return-value]
+
+
+def neighbor_batches(
+    nearest: Indices, trained: Indices, shape: tuple[int, ...], generator: np.random.Generator
+) -> Indices:
+    """Batches of images, each followed by its neighbors; an image comes once in a batch. (S, B)
+
+    Only where a batch is larger than the set do images come again.
+
+    Args:
+        nearest: Neighbors of every image, -1 where there are fewer. (N, K)
+        trained: Images that may be in a batch.
+        shape: Batches and rows.
+        generator: Source of chance.
+    """
+    allowed = np.zeros(len(nearest), dtype=np.bool_)
+    allowed[trained] = True
+    batches: list[list[int]] = []
+    queue: list[int] = []
+    for _ in range(shape[0]):
+        rows: list[int] = []
+        taken: set[int] = set()
+        while len(rows) < shape[1]:
+            if not queue:
+                queue = generator.permutation(trained).tolist()
+            if len(taken) == len(trained):
+                taken = set()
+            anchor = queue.pop()
+            for image in (anchor, *nearest[anchor].tolist()):
+                if image >= 0 and allowed[image] and image not in taken:
+                    rows.append(image)
+                    taken.add(image)
+        batches.append(rows[: shape[1]])
+    return np.array(batches, dtype=np.int64)
+
+
+def _nearest(vectors: Vectors, count: int, of: Indices | None = None) -> Indices:
+    """The nearest other vectors of each, or of some. (N, min(count, N - 1))"""
+    own = np.arange(len(vectors)) if of is None else of
+    index = Index(vectors.shape[1])
+    index.add(vectors)
+    count = min(count, len(vectors) - 1)
+    found = index.search(vectors[own], count + 1).ids
+    # Itself is mostly the first, but a twin may come before it: whoever it is goes to the end.
+    order = np.argsort(found == own[:, None], axis=1, kind="stable")
+    kept: Indices = np.take_along_axis(found, order, axis=1)[:, :count]
+    return kept
