@@ -41,14 +41,16 @@ DATA_NAMES = {
 PUBLISHED_ONLY = {
     "Gain": "the difference of two rows, not a method",
     "RLL-(L,M,H)": "joins features of three depths; ours has one",
+    "aISIF": "neither equations nor a program are public",
+    "PSLR": "the announced program was never published, and no equations are public",
     "CE": "a classifier over raw features; ours is normalized",
     **dict.fromkeys(
         (
-            *("A-BIER", "AND", "BIER", "CBSwR", "Contrastive+HORDE", "D & C"),
-            *("DCML-MDW", "DRML-MDW", "DRML-PA", "DeML", "DeepCluster", "Divide-Conquer"),
-            *("Examplar", "Fusing-Net", "HDC", "HDML", "ISIF", "LSCM-GNN", "MIC+Margin", "MOM"),
-            *("NCE", "Ortho", "PA+DIML", "PADS", "PSLR"),
-            *("Sharing-DML", "Smart Mining", "aISIF", "sSUML"),
+            *("A-BIER", "BIER", "Contrastive+HORDE", "D & C"),
+            *("DCML-MDW", "DRML-MDW", "DRML-PA", "DeML", "Divide-Conquer"),
+            *("Fusing-Net", "HDC", "HDML", "LSCM-GNN", "MIC+Margin"),
+            *("PA+DIML", "PADS"),
+            *("Sharing-DML", "Smart Mining"),
         ),
         "the method is not among our losses",
     ),
@@ -66,7 +68,8 @@ class Row:
         published: Where published.csv has its numbers; None where the paper has no such row.
         published_train: The same for scores on the training classes.
         scored: The splits that are scored.
-        labels: "known", or "none" where clusters take their place.
+        labels: "known", "none" where clusters take their place, "each" where every image is a
+            class of its own.
         family: Rows of one family are the same loss with parts of it on or off; a row without
             trials takes the learning rate of its family. None for a family of its own.
         tuned_as: Row of the loss ablation whose trials choose the learning rate of this one if it
@@ -81,7 +84,7 @@ class Row:
     published: Key | None = None
     published_train: Key | None = None
     scored: tuple[str, ...] = ("test",)
-    labels: Literal["known", "none"] = "known"
+    labels: Literal["known", "none", "each"] = "known"
     family: str | None = None
     tuned_as: str | None = None
 
@@ -276,8 +279,8 @@ def row_config(
 ) -> RunConfig:
     """The config of a row; `settings` change it further, by flat names as `--set` has them."""
     config = base_config(scale, row.data, row.backbone)
-    if row.labels == "none":
-        config = config.replace(**_unlabeled(row.data))
+    if row.labels != "known":
+        config = config.replace(**_unlabeled(row.data, row.labels))
     config = config.replace(**row.changes)
     if scale == "laptop":
         config = config.replace(**_LAPTOP_LOSSES.get(config.loss.name, {}))
@@ -285,15 +288,17 @@ def row_config(
     return with_settings(config, settings or {})
 
 
-def _unlabeled(data: str) -> dict[str, dict[str, Any]]:
-    if data not in _CLUSTERS:
-        raise BadData(f"{data}: no number of clusters is known for it")
-    return {
+def _unlabeled(data: str, labels: Literal["none", "each"]) -> dict[str, dict[str, Any]]:
+    changes: dict[str, dict[str, Any]] = {
         # Nothing is chosen by held-out classes, so none are held out.
-        "data": {"labels": "none", "validation": 0.0},
-        "pseudo_labels": {"clusters": _CLUSTERS[data]},
+        "data": {"labels": labels, "validation": 0.0},
         "training": {"validate_every": 0},
     }
+    if labels == "none":
+        if data not in _CLUSTERS:
+            raise BadData(f"{data}: no number of clusters is known for it")
+        changes["pseudo_labels"] = {"clusters": _CLUSTERS[data]}
+    return changes
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:

@@ -14,7 +14,7 @@ from cbml.experiments.rows import PUBLISHED_ONLY, Row, published_scores, row_con
 from cbml.experiments.sources import row_cost
 from cbml.experiments.tables import TABLES, find_table
 from cbml.models import BACKBONES
-from cbml.runs import build_run_loss
+from cbml.runs import build_run_loss, check_names, check_options
 
 ALL = TABLES | {name: figure.table for name, figure in FIGURES.items()}
 
@@ -111,3 +111,25 @@ def test_tables_from_random_weights_are_from_random_weights() -> None:
 
 def _laptop(name: str) -> list[Row]:
     return TABLES[name].rows_for("laptop", "emoji")
+
+
+@pytest.mark.parametrize("scale", ["full", "laptop"])
+def test_rows_of_methods_without_labels_are_those_of_their_authors(scale: str) -> None:
+    rows = [row for name in ("pseudo", "pseudo-scratch") for row in TABLES[name].rows]
+    methods = {row.method: row for row in rows if "method" in row.changes}
+    assert methods.keys() == {
+        *("Examplar", "NCE", "DeepCluster", "MOM", "AND", "ISIF", "sSUML", "CBSwR", "Ortho")
+    }
+    for row in rows:
+        config = row_config(row, scale)  # type: ignore[arg-type]
+        check_names(config)
+        check_options(config)
+        if row.method in ("CBML", "MOM", "sSUML"):
+            continue
+        assert config.augmentation.min_area == 0.79
+        assert config.optimizer.name == "sgd"
+    assert row_config(methods["MOM"], scale).model.dim == 64  # type: ignore[arg-type]
+    assert row_config(methods["CBSwR"], scale).optimizer.momentum == 0  # type: ignore[arg-type]
+    scratch = [row for row in TABLES["pseudo-scratch"].rows if row.method == "ISIF"]
+    config = row_config(scratch[0], scale)  # type: ignore[arg-type]
+    assert (config.model.weights, config.optimizer.learning_rate) == ("none", 0.03)
