@@ -1,7 +1,6 @@
 """Larger views: the model learns to see at its own size what it saw before, enlarged."""
 
-import copy
-import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -43,8 +42,9 @@ class LargerViews(Unlabeled):
                 neither is among the other's nearest 15; what lies between is ignored
         loss  = keep + pair_weight * pairs
 
-    One image in ten is not trained on. After each epoch their nearest neighbors are compared with
-    those by t; a model that agrees less than the start did at the end is given up for the start.
+    One image in ten is not trained on. `agreement` is the share of their nearest neighbors that are
+    also theirs by t: with choose_by=agreement the model that agrees best is kept, which is the
+    start itself where training only did harm.
 
     Args:
         num_images: N, those that cannot be read included.
@@ -55,15 +55,15 @@ class LargerViews(Unlabeled):
         positives: Nearest neighbors among which positives are.
         doubtful: Nearest neighbors that are no negatives.
         group: Images of a batch that are each other's neighbors.
-        keep_start: Whether the start is kept where the agreement has fallen.
         head_start: "random" or "whitened", how the linear layer starts.
         seed: Random seed of the batches and of the images that judge.
     """
 
+    judged_by = ("agreement",)
+
     teacher: Tensor  # (N, W) t
     nearest: Tensor  # (N, doubtful) images by t, -1 where there are fewer
     held_out: Tensor  # (N,) bool
-    agreements: Tensor  # (2,) at the start, and last; NaN where unknown
 
     def __init__(
         self,
@@ -75,7 +75,6 @@ class LargerViews(Unlabeled):
         positives: int = 3,
         doubtful: int = 15,
         group: int = 4,
-        keep_start: bool = True,
         head_start: HeadStart = "whitened",
         seed: int = 0,
     ) -> None:
@@ -90,23 +89,10 @@ class LargerViews(Unlabeled):
             raise ValueError("group must be at least 2, pair_weight at least 0")
         self.enlarge, self.temperature, self.pair_weight = enlarge, temperature, pair_weight
         self.positives, self.group, self.seed = positives, group, seed
-        self.keep_start = keep_start
         self.pairs = CBMLLoss.paper("sop", mining_margin=None)
         self.register_buffer("teacher", torch.zeros(num_images, _COMPONENTS))
         self.register_buffer("nearest", torch.full((num_images, doubtful), -1))
         self.register_buffer("held_out", torch.zeros(num_images, dtype=torch.bool))
-        self.register_buffer("agreements", torch.full((2,), torch.nan))
-        self.first: nn.Module = nn.Identity()  # the start, to which a bad run returns
-
-    def attach(self, model: Embedder) -> None:
-        """Meet the model, and make room for a copy of its start.
-
-        Args:
-            model: What will be trained.
-        """
-        super().attach(model)
-        if self.keep_start:
-            self.first = copy.deepcopy(model).requires_grad_(False)
 
     def start(self, view: TrainingView) -> None:
         """Look at the enlarged images, once.
@@ -125,10 +111,8 @@ class LargerViews(Unlabeled):
         images = view.readable[places]
         self.nearest[readable.to(device), : images.shape[1]] = torch.from_numpy(images).to(device)
         chance = np.random.default_rng(self.seed).permutation(view.readable)
-        self.held_out[torch.from_numpy(chance[: len(chance) // _HELD_OUT]).to(device)] = True
-        self.agreements[:] = self.agreement(view)
-        if isinstance(self.first, Embedder):
-            self.first.load_state_dict(view.model.state_dict())
+        judges = max(1, len(chance) // _HELD_OUT)
+        self.held_out[torch.from_numpy(chance[:judges]).to(device)] = True
 
     def _look(self, view: TrainingView) -> Vectors:
         """t of the readable images, as the main process sees them. (N, W)"""
@@ -155,56 +139,30 @@ class LargerViews(Unlabeled):
         found: Vectors = view.distributed.from_main_process(find, like).numpy() - 2
         return found
 
-    def agreement(self, view: TrainingView) -> float:
-        """The share of the nearest neighbors of judging images that t gives them too.
+    def judge(self, view: TrainingView) -> Mapping[str, float]:
+        """The share of the nearest neighbors of images not trained on that t gives them too.
 
         Args:
             view: Of the model to judge.
         """
         readable = view.readable
         judges = np.flatnonzero(self.held_out.cpu().numpy()[readable])
-        if not len(judges):
-            return math.nan
         by_model = readable[_nearest(view.embed(), _COMPARED, judges)]
         by_teacher = self.nearest.cpu().numpy()[readable[judges], :_COMPARED]
         shared = (by_model[:, :, None] == by_teacher[:, None, :]).any(axis=2)
-        return float(shared.mean())
+        return {"agreement": float(shared.mean())}
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
-        """Batches of images with their neighbors, and how far the model agrees by now.
+        """Batches of images with their neighbors.
 
         Args:
             view: Of the model as trained so far.
         """
-        if view.step:
-            self.agreements[1] = self.agreement(view)
         shape = view.batches.sampler.plan(view.epoch).shape  # type: ignore[attr-defined]
         trained = view.readable[~self.held_out.cpu().numpy()[view.readable]]
         generator = np.random.default_rng([self.seed, view.epoch])
         nearest = self.nearest.cpu().numpy()[:, : self.group - 1]
-        batches = neighbor_batches(nearest, trained, shape, generator)
-        first, last = self.agreements.tolist()
-        return EpochPlan(
-            batches=EpochBatches(batches),
-            metadata={"agreement": {"start": first, "now": last}},
-            text=f"agreement with larger views: {first:.1%} at the start, {last:.1%} now",
-        )
-
-    def after_step(self, view: TrainingView, outputs: Outputs, batch: BatchInfo) -> None:
-        """After the last step, return to the start where the model agrees less than it did.
-
-        Args:
-            view: The model after the update.
-            outputs: Not used.
-            batch: Not used.
-        """
-        del outputs, batch
-        if view.step < view.steps:
-            return
-        self.agreements[1] = self.agreement(view)
-        first, last = self.agreements.tolist()
-        if isinstance(self.first, Embedder) and last < first:
-            view.model.load_state_dict(self.first.state_dict())
+        return EpochPlan(batches=EpochBatches(neighbor_batches(nearest, trained, shape, generator)))
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
         """The loss of a step, with its terms.

@@ -66,7 +66,9 @@ METHODS: dict[str, MethodEntry] = {
         location="cbml.methods.larger_views:LargerViews",
         title="neighbors and similarities of enlarged images, taught to the model at its own size",
         labels="each",
-        defaults={"training": {"samples_per_class": 1}},
+        defaults={
+            "training": {"samples_per_class": 1, "choose_by": "agreement", "validate_every": 20}
+        },
     ),
     "nce": MethodEntry(
         location="cbml.methods.nce:NCE",

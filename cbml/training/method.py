@@ -150,6 +150,9 @@ class Method(nn.Module):
 
     #: Further tensors that the model gives in training; see `Embedder.forward_outputs`.
     parts: tuple[str, ...] = ()
+    #: Names of the scores that `judge` gives. Where nothing else validates and `choose_by` is one
+    #: of them, it chooses the model.
+    judged_by: tuple[str, ...] = ()
     #: The reranker that a model trained by this method names, a key of `cbml.index.RERANKERS`.
     reranker: str | None = None
 
@@ -254,6 +257,15 @@ class Method(nn.Module):
             view: The model that was validated.
             scores: Scores by name.
         """
+
+    def judge(self, view: TrainingView) -> Mapping[str, float]:
+        """Scores of the model that need no labels, larger for better; see `judged_by`.
+
+        Args:
+            view: the model to judge; it can embed the training set.
+        """
+        del view
+        return {}
 
     def refine(self, outputs: Outputs) -> Tensor:
         """Embeddings of a whole evaluated set, where they depend on each other. (N, D)

@@ -126,6 +126,8 @@ class Trainer:
             train = build_batches(train, transform=transform, distributed=distributed)
         check_batches(train, distributed)
         self.model, self.method, self.batches = model, method, train
+        if validate is None and settings.choose_by in method.judged_by:
+            validate = self._judge
         self.settings, self.validate, self.execution = settings, validate, execution
         self.distributed, self.callback = distributed, callback
         self.resume = run is not None and run.resume
@@ -316,6 +318,11 @@ class Trainer:
 
     # Between steps: validation, checkpoints, an answer to signals, the end.
 
+    def _judge(self, model: Embedder) -> Mapping[str, float]:
+        """What the method says of the model where there are no labels to validate with."""
+        model.eval()
+        return self.method.judge(self._view())
+
     def _validate(self, validate: Validate) -> None:
         """Score the model as it is, and remember it if it is the best so far."""
         state, name = self.state, self.settings.choose_by
@@ -379,6 +386,10 @@ class Trainer:
                 self.model.save(folder / "model")
             else:
                 self._save_best(folder)
+        if state.best_step == 0 and state.step:
+            self.callback.on_message(
+                f"the start model is kept: no later one had a better {self.settings.choose_by}"
+            )
         score = state.best_score
         self.records.note(
             {
