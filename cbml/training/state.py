@@ -19,7 +19,8 @@ from cbml.training.checkpoints import (
     write_checkpoint,
 )
 from cbml.training.method import EpochPlan, Method
-from cbml.training.settings import Settings, optimizer_tensors, restore_optimizer
+from cbml.training.optimizers import optimizer_tensors, restore_optimizer
+from cbml.training.settings import Settings
 
 # What may differ between a run and its continuation: how long, and what is written how often.
 _MAY_CHANGE = (

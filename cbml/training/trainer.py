@@ -21,14 +21,14 @@ from cbml.training.gradients import check_chunks
 from cbml.training.guards import NonFiniteError, decline_reason
 from cbml.training.machine import Interrupted, StopRequest, differences, environment, stop_request
 from cbml.training.method import Method, TrainingView, as_method
-from cbml.training.records import Records, Run
-from cbml.training.settings import (
-    Settings,
+from cbml.training.optimizers import (
     apply_learning_rates,
     base_learning_rates,
     build_optimizer,
     rate_factor,
 )
+from cbml.training.records import Records, Run
+from cbml.training.settings import Settings
 from cbml.training.state import TrainingState
 from cbml.training.updates import UpdateResult, Updates
 

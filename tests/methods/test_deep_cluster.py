@@ -11,7 +11,7 @@ from cbml.methods.deep_cluster import balanced_draws
 from cbml.methods.whitening import head_outputs
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, Distributed, Settings, TrainingView, build_batches
-from cbml.training.settings import build_optimizer
+from cbml.training.optimizers import build_optimizer
 from tests.oracles.unlabeled import linear_softmax
 from tests.training.small import CROP, embedder
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from cbml.methods import Exemplar
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, Settings
-from cbml.training.settings import build_optimizer
+from cbml.training.optimizers import build_optimizer
 from tests.oracles.unlabeled import linear_softmax
 from tests.training.small import embedder
 

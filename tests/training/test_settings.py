@@ -10,7 +10,7 @@ from cbml.errors import BadData
 from cbml.losses import LOSSES
 from cbml.training import Callback, Settings, fit, read_metrics
 from cbml.training.method import as_method
-from cbml.training.settings import base_learning_rates, build_optimizer, rate_factor
+from cbml.training.optimizers import base_learning_rates, build_optimizer, rate_factor
 from tests.training.small import CLASSES, batches, bayes_loss, embedder, make_images, run_small
 
 

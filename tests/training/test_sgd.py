@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from cbml.errors import BadData
 from cbml.training import BatchInfo, Method, ParameterGroup, Settings, StepLoss
-from cbml.training.settings import build_optimizer, optimizer_tensors, restore_optimizer
+from cbml.training.optimizers import build_optimizer, optimizer_tensors, restore_optimizer
 from tests.training.small import embedder
 
 
