@@ -24,7 +24,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbml.gallery.near_duplicates import SIGNATURE_SIZE, Signature
+from cbml.gallery.thumbnails import SIGNATURE_SIZE, Signature
 
 __all__ = ["DECODERS", "DECODE_SECONDS", "DecodedImage", "DecodingFailed", "ImageDecoder"]
 
@@ -168,7 +168,7 @@ def _decoded(content: bytes, wanted: Sequence[dict[str, Any]]) -> tuple[dict[str
     import torch
 
     from cbml.data import UnreadableImage, read_image
-    from cbml.gallery.near_duplicates import signature_of
+    from cbml.gallery.thumbnails import signature_of
     from cbml.models import Preprocessing
 
     try:

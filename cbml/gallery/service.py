@@ -1,39 +1,47 @@
-"""The gallery as an ASGI application: galleries that follow their folders, and their threads."""
+"""The gallery as an application on a port: galleries that follow their folders, their threads."""
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
+import h11
 import numpy as np
 import torch
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cbml import __version__
+from cbml.data import PIXEL_LIMIT
+from cbml.errors import BadData
 from cbml.files import MANIFEST
-from cbml.gallery.compare import counterparts
 from cbml.gallery.decoding import DecodingFailed, ImageDecoder
-from cbml.gallery.gallery import Gallery
-from cbml.gallery.middleware import Guard, Metrics, error_body
-from cbml.gallery.parameters import known_parameters
-from cbml.gallery.results import Query
+from cbml.gallery.gallery import DEPTH, Gallery
+from cbml.gallery.middleware import Guard, Metrics, Refusal, Uploads, error_body
+from cbml.gallery.results import MAX_RESULTS, Query
 from cbml.gallery.routes import PREFIX, router
-from cbml.gallery.thumbnails import ByteCache
-from cbml.gallery.uploads import Refusal, Uploads
+from cbml.gallery.schemas import PAGE, known_parameters
+from cbml.gallery.scores import counterparts, probability_check
+from cbml.gallery.thumbnails import THUMBNAIL_SIZES, ByteCache
 
-__all__ = ["Service", "make_app", "make_service"]
+__all__ = ["Service", "listen", "make_app", "make_service", "serve_app"]
 
 CACHE_BYTES = 64 * 1024 * 1024
 # Seconds between two looks at whether a gallery's folder was brought up to date.
 LOOK_EVERY = 1.0
+HEADER_SECONDS = 10.0
+# Silent connections beyond these make room for new ones.
+SILENT = 200
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _LOG = logging.getLogger("cbml.gallery")
 
@@ -118,9 +126,13 @@ class Service:
 
     async def searching(self, work: Callable[[], T]) -> T:
         """The result of a function that uses the galleries, brought up to date before."""
+        await self.bring_up_to_date()
+        return await self.run("search", work)
+
+    async def bring_up_to_date(self) -> None:
+        """Open what has changed since, now and then."""
         if time.monotonic() - self._looked > LOOK_EVERY:
             await self.run("search", self._look)
-        return await self.run("search", work)
 
     async def decoded(self, request: Request, galleries: list[Gallery]) -> list[Query]:
         """The image in the body of a request, as a query to each of some galleries."""
@@ -148,6 +160,40 @@ class Service:
         if self.second is None:
             raise Refusal(400, "which: one gallery is served; start with --compare for a second")
         return self.second
+
+    def describe(self, which: Which) -> dict[str, Any]:
+        """What is served, as the route `info` answers."""
+        gallery = self.gallery(which)
+        state, model = gallery.state, gallery.state.model
+        return {
+            "name": gallery.name,
+            "folder": str(gallery.folder),
+            "source": state.source,
+            "version": __version__,
+            "images": len(gallery),
+            "labeled": int((gallery.codes >= 0).sum()),
+            "labels": len(gallery.label_names),
+            "trained_on": None if state.trained is None else int(state.trained.sum()),
+            "bad": len(state.bad),
+            "dim": gallery.dim,
+            "model": {
+                **{name: model[name] for name in ("backbone", "pooling", "provenance")},
+                "crop": model["preprocessing"]["crop"],
+            },
+            "has_probability": gallery.has_probability,
+            "probability_check": probability_check(gallery),
+            "has_map": state.layout is not None,
+            "has_scores": state.scores is not None,
+            "compare": None if self.second is None else self.second.name,
+            "limits": {
+                "k": MAX_RESULTS,
+                "page": PAGE,
+                "body_bytes": self.uploads.body_limit,
+                "pixels": PIXEL_LIMIT,
+                "depth": DEPTH,
+                "thumbnail_sizes": list(THUMBNAIL_SIZES),
+            },
+        }
 
     def warm_up(self) -> None:
         """Do once what would make the first requests slow."""
@@ -250,3 +296,85 @@ async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, ConnectionError):
         return _error(503, "the vector server cannot be reached")
     return _error(500, "internal server error")
+
+
+class _ImpatientProtocol(H11Protocol):
+    """Closes connections whose request does not get complete; uvicorn itself waits for ever.
+
+    Connections that say nothing cost a file each, and a system has few of those: when there are
+    many, the one that has been silent for longest is closed for the one that comes.
+    """
+
+    _silent: ClassVar[dict["_ImpatientProtocol", None]] = {}  # oldest first
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+        if len(self._silent) > SILENT:
+            oldest = next(iter(self._silent))
+            oldest._stop_watching()
+            oldest.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Start the clock with the first byte of a request, stop it with the last of its head."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._waiting is None:
+            self._waiting = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+            self._silent[self] = None
+
+    def _stop_watching(self) -> None:
+        self._silent.pop(self, None)
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; raises BadData where it cannot.
+
+    Args:
+        host: The address to bind.
+        port: 0 for any free one.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        raise BadData(
+            f"cannot listen on {host} port {port} ({error.strerror}); choose another --port"
+        ) from None
+
+
+def serve_app(app: ASGIApp, listening: socket.socket, *, started: Callable[[], None]) -> None:
+    """Answer requests until SIGINT or SIGTERM; those under way are finished first.
+
+    Args:
+        app: The application.
+        listening: As `listen` gave it.
+        started: Called when the first request can be answered.
+    """
+    config = uvicorn.Config(
+        app,
+        http=_ImpatientProtocol,
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=16 * 1024,
+    )
+    started()
+    uvicorn.Server(config).run(sockets=[listening])
