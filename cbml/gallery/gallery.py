@@ -1,6 +1,7 @@
 """A gallery that is open: its images, their neighbors, their scores."""
 
 import threading
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,17 +162,20 @@ class Gallery:
         """
         image = source if isinstance(source, Image.Image) else read_image(source)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        return self.framed_query(self.model().preprocessing.frame(pixels), signature_of(image))
+        framed = self.model().preprocessing.frame(pixels)
+        return self.framed_queries([framed], [signature_of(image)])[0]
 
-    def framed_query(self, framed: Tensor, signature: Signature) -> Query:
-        """An image from elsewhere that has been decoded and framed already.
+    def framed_queries(
+        self, framed: Sequence[Tensor], signatures: Sequence[Signature]
+    ) -> list[Query]:
+        """Images from elsewhere that have been decoded and framed already, embedded together.
 
         Args:
             framed: uint8 pixels as the model's preprocessing frames them. (3, crop, crop)
-            signature: As `thumbnails.signature_of` gives it.
+            signatures: As `thumbnails.signature_of` gives them.
         """
-        vector = embed(FramedModel(self.model()), [framed], progress=False)[0]
-        return Query(vector, signature)
+        vectors = embed(FramedModel(self.model()), list(framed), progress=False)
+        return [Query(*pair) for pair in zip(vectors, signatures, strict=True)]
 
     def search(self, query: Query, options: SearchOptions | None = None) -> SearchResponse:
         """The images nearest to a query.
@@ -225,8 +229,8 @@ class Gallery:
         allowed[candidates.indices[seen]] = False
         return SearchResponse(
             query=self.query_info(query.index),
-            results=_sorted(
-                self._results(query, ranking, results, duplicate[seen][shown[seen]]), options
+            results=options.ordered(
+                self._results(query, ranking, results, duplicate[seen][shown[seen]])
             ),
             missed=self._missed(query, ranking, allowed),
             hidden_duplicates=len(candidates.indices[seen]) - len(results),
@@ -356,12 +360,6 @@ class Gallery:
 def _opened(folder: Path, token: str | None) -> tuple[State, Store]:
     state = read_state(folder)
     return state, open_vectors(folder, state, token=token)
-
-
-def _sorted(results: tuple[SearchResult, ...], options: SearchOptions) -> tuple[SearchResult, ...]:
-    if options.sort == "similarity":
-        return results
-    return tuple(sorted(results, key=lambda result: -(result.probability or 0.0)))
 
 
 def _below(query: Query, ranking: Ranking, allowed: Mask) -> Indices:

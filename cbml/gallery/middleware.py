@@ -1,20 +1,25 @@
-"""What stands before every request: who may ask, how many at once, and the limits of bodies."""
+"""What stands before every request: who may ask, how many at once, limits of bodies, errors."""
 
 import asyncio
 import hmac
 import ipaddress
 import json
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = [
     "BODY_LIMIT",
+    "ERROR_HANDLERS",
     "HEADERS",
     "READ_SECONDS",
     "UPLOADS",
@@ -45,6 +50,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "x-frame-options": "DENY",
 }
+_LOG = logging.getLogger("cbml.gallery")
 _WILDCARDS = ("0.0.0.0", "::", "")
 
 Headers = Mapping[bytes, list[str]]
@@ -346,3 +352,46 @@ async def _drain(receive: Receive, *, most: int = 2 * BODY_LIMIT) -> None:
         length += len(message.get("body", b""))
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
             return
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return Response(error_body(status, message), status, headers, media_type="application/json")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    headers = {"retry-after": "1"} if error.status == 429 else {}
+    if error.status in (408, 413):
+        headers["connection"] = "close"  # the rest of the body is not waited for
+    return _error(error.status, error.message, headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """What FastAPI has to say about parameters, in our words."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["loc"][0] == "path":
+        return _error(404, "not the id of an image")
+    reason = str(first["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+    return _error(400, f"{first['loc'][-1]}: {reason}")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers) if error.headers else None
+    return _error(error.status_code, str(error.detail), headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    _LOG.error("%s %s: %r", request.method, request.url.path, error)
+    if isinstance(error, ConnectionError):
+        return _error(503, "the vector server cannot be reached")
+    return _error(500, "internal server error")
+
+
+ERROR_HANDLERS: dict[int | type[Exception], Any] = {
+    HTTPException: _http_error,
+    Refusal: _refused,
+    RequestValidationError: _invalid,
+    Exception: _failed,
+}

@@ -59,6 +59,16 @@ class SearchOptions:
         if self.min_probability is not None and not 0 <= self.min_probability <= 1:
             raise BadData(f"min_probability must be from 0 to 1, got {self.min_probability}")
 
+    def ordered(self, results: "tuple[SearchResult, ...]") -> "tuple[SearchResult, ...]":
+        """Results, best first, in the order that is asked for.
+
+        Args:
+            results: The nearest first.
+        """
+        if self.sort == "similarity":
+            return results
+        return tuple(sorted(results, key=lambda result: -(result.probability or 0.0)))
+
 
 @dataclass(frozen=True, eq=False)
 class Query:

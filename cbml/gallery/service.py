@@ -4,21 +4,22 @@ import asyncio
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import resources
 from typing import Any, ClassVar, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 import h11
 import numpy as np
 import torch
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
+from torch import Tensor
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cbml import __version__
@@ -27,18 +28,20 @@ from cbml.errors import BadData
 from cbml.files import MANIFEST
 from cbml.gallery.decoding import DecodingFailed, ImageDecoder
 from cbml.gallery.gallery import DEPTH, Gallery
-from cbml.gallery.middleware import Guard, Metrics, Refusal, Uploads, error_body
+from cbml.gallery.middleware import ERROR_HANDLERS, Guard, Metrics, Refusal, Uploads
 from cbml.gallery.results import MAX_RESULTS, Query
 from cbml.gallery.routes import PREFIX, router
 from cbml.gallery.schemas import PAGE, known_parameters
 from cbml.gallery.scores import counterparts, probability_check
-from cbml.gallery.thumbnails import THUMBNAIL_SIZES, ByteCache
+from cbml.gallery.thumbnails import THUMBNAIL_SIZES, ByteCache, Signature
 
 __all__ = ["Service", "listen", "make_app", "make_service", "serve_app"]
 
 CACHE_BYTES = 64 * 1024 * 1024
 # Seconds between two looks at whether a gallery's folder was brought up to date.
 LOOK_EVERY = 1.0
+# More images would keep searches waiting for longer without being embedded faster.
+EMBEDDED_AT_ONCE = 8
 HEADER_SECONDS = 10.0
 # Silent connections beyond these make room for new ones.
 SILENT = 200
@@ -79,12 +82,7 @@ def make_service(
         redoc_url=None,
         openapi_url=f"{PREFIX}/openapi.json",
         redirect_slashes=False,
-        exception_handlers={
-            HTTPException: _http_error,
-            Refusal: _refused,
-            RequestValidationError: _invalid,
-            Exception: _failed,
-        },
+        exception_handlers=ERROR_HANDLERS,
     )
     app.state.service = service
     app.include_router(router)
@@ -110,6 +108,9 @@ class Service:
         self.main, self.second = gallery, compare
         self.uploads, self.metrics, self.is_open = uploads, Metrics(), is_open
         self.cache, self.decoder = ByteCache(CACHE_BYTES), ImageDecoder()
+        # Images that were decoded and not embedded yet.
+        self._waiting: WeakKeyDictionary[Gallery, deque[tuple[Tensor, Signature, Future[Query]]]]
+        self._waiting = WeakKeyDictionary()
         self.moves: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._pools = {
             "search": ThreadPoolExecutor(1, thread_name_prefix="cbml-search"),
@@ -145,13 +146,35 @@ class Service:
                 status = 408 if failure.too_slow else 422
                 raise Refusal(status, f"the image: {failure.reason}") from None
 
-        def queries() -> list[Query]:
-            return [
-                gallery.framed_query(torch.from_numpy(framed.copy()), image.signature)
-                for gallery, framed in zip(galleries, image.framed, strict=True)
-            ]
+        pairs = zip(galleries, image.framed, strict=True)
+        embedded = [self._embedded(each, framed, image.signature) for each, framed in pairs]
+        return list(await asyncio.gather(*embedded))
 
-        return await self.run("search", queries)
+    async def _embedded(
+        self, gallery: Gallery, framed: NDArray[np.uint8], signature: Signature
+    ) -> Query:
+        """A decoded image as a query; images that wait at the same time are embedded together."""
+        waiting = self._waiting.setdefault(gallery, deque())
+        answer: Future[Query] = Future()
+        waiting.append((torch.from_numpy(framed.copy()), signature, answer))
+
+        def work() -> None:
+            # Whoever comes first takes all that wait; the others then find nothing left to do.
+            batch = [waiting.popleft() for _ in range(min(len(waiting), EMBEDDED_AT_ONCE))]
+            if not batch:
+                return
+            images, signatures, answers = zip(*batch, strict=True)
+            try:
+                for future, query in zip(
+                    answers, gallery.framed_queries(images, signatures), strict=True
+                ):
+                    future.set_result(query)
+            except Exception as error:  # each of them hears of it
+                for future in answers:
+                    future.set_exception(error)
+
+        await self.run("search", work)
+        return await asyncio.wrap_future(answer)
 
     def gallery(self, which: Which) -> Gallery:
         """The gallery that is meant."""
@@ -261,41 +284,6 @@ def _constant(content: bytes, kind: str) -> Callable[[], Any]:
         return Response(content, headers={"content-type": kind, "cache-control": "no-cache"})
 
     return answer
-
-
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    return Response(error_body(status, message), status, headers, media_type="application/json")
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    headers = {"retry-after": "1"} if error.status == 429 else {}
-    if error.status in (408, 413):
-        headers["connection"] = "close"  # the rest of the body is not waited for
-    return _error(error.status, error.message, headers)
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    """What FastAPI has to say about parameters, in our words."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    if first["loc"][0] == "path":
-        return _error(404, "not the id of an image")
-    reason = str(first["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
-    return _error(400, f"{first['loc'][-1]}: {reason}")
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    headers = dict(error.headers) if error.headers else None
-    return _error(error.status_code, str(error.detail), headers)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    _LOG.error("%s %s: %r", request.method, request.url.path, error)
-    if isinstance(error, ConnectionError):
-        return _error(503, "the vector server cannot be reached")
-    return _error(500, "internal server error")
 
 
 class _ImpatientProtocol(H11Protocol):
