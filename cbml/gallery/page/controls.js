@@ -31,9 +31,16 @@ export function syncControls(state, info) {
     const view = link.dataset.view;
     const home = view === "images" && state.view === "images" ? { query: "", upload: "" } : {};
     link.href = address({ view, detail: "", lasso: "", ...home }, state);
-    if (view === state.view) link.setAttribute("aria-current", "page");
+    if (view === state.view) reveal(link);
     else link.removeAttribute("aria-current");
   }
+}
+
+/** Mark the link of the view; on narrow screens its bar scrolls. */
+function reveal(link) {
+  link.setAttribute("aria-current", "page");
+  const bar = link.closest("nav");
+  bar.scrollLeft = link.offsetLeft - bar.offsetLeft - (bar.clientWidth - link.offsetWidth) / 2;
 }
 
 const least = (probability) => (probability > 0 ? `≥ ${percent(probability)}` : "any");

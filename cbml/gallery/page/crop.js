@@ -17,6 +17,8 @@ export async function openCrop(blob, name) {
   const scene = { picture, name, box: [0.2, 0.2, 0.8, 0.8] };
   const canvas = element("canvas", { width: picture.width, height: picture.height });
   canvas.getContext("2d").drawImage(picture, 0, 0);
+  const scale = Math.min(6, Math.min(860, innerWidth - 80) / picture.width, (0.6 * innerHeight) / picture.height);
+  canvas.style.width = `${picture.width * scale}px`; // small images large enough to draw on
   scene.frame = element("div", { class: "part", tabindex: "0", role: "application",
     "aria-label": "Part of the image. Arrow keys move it, with Shift they change its size, Enter searches.", keydown: (event) => keys(event, scene) });
   scene.stage = element("div", { class: "stage" }, canvas, scene.frame);
