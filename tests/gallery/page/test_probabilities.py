@@ -107,7 +107,7 @@ def test_probabilities_fitted_to_the_gallery_are_told_from_others(tmp_path: Path
         "?query=3&k=12",
         "?query=3&k=12&label=CHERRY&unique=1",
         "?query=3&k=12&text=it%27s",
-        "?query=3&k=12&text=png&probability=0.2&sort=probability",
+        "?query=3&k=12&text=png&probability=0.01&sort=probability",
     ],
 )
 def test_the_command_finds_what_the_page_shows(
@@ -117,7 +117,9 @@ def test_the_command_finds_what_the_page_shows(
     words = shlex.split(page.locator(".query .command code").inner_text())
     assert words[:2] == ["cbml", "search"]
     capsys.readouterr()
-    main([*words[1:], "--json"], standalone_mode=False)
+    with pytest.raises(SystemExit) as end:
+        main([*words[1:], "--json"])
+    assert not end.value.code
     found = json.loads(capsys.readouterr().out)[0]["results"]
     shown = ranks(page) if found else []
     assert shown == [result["rank"] for result in found]
@@ -128,7 +130,7 @@ def test_labels_in_any_case_with_suggestions(visit: Visit) -> None:
     page = visit.open(wait=".tile")
     field = page.get_by_label("Label", exact=True)
     field.fill("S")
-    page.wait_for_function("document.querySelectorAll('#labels option').length === 2")
+    page.wait_for_function("() => document.querySelectorAll('#labels option').length === 2")
     options = page.locator("#labels option").evaluate_all("(all) => all.map((one) => one.value)")
     assert options == ["sand", "sky"]
     field.fill("CHERRY")
