@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from cbml import Embedder, Index, embed, evaluate
-from cbml.gallery.builder import score_queries
 from cbml.gallery.images import GalleryImage
 from cbml.gallery.layout import layout
 from cbml.gallery.loading import fingerprint
-from cbml.gallery.near_duplicates import SIGNATURE_SIZE
+from cbml.gallery.scores import score_queries
 from cbml.gallery.storage import State, write_state
+from cbml.gallery.thumbnails import SIGNATURE_SIZE
 
 PROMISED = 0.2
 FILES = 240
@@ -85,6 +85,8 @@ def make_gallery(folder: Path, count: int, dim: int, *, noise: float = 2.2, seed
         for number in range(count)
     )
     model = Embedder(BACKBONE, dim=dim, weights="none", seed=seed).eval()
+    index = Index(dim)
+    index.add(vectors)
     state = State(
         uid="0" * 32,
         source="made up",
@@ -98,10 +100,8 @@ def make_gallery(folder: Path, count: int, dim: int, *, noise: float = 2.2, seed
             0, 256, (count, SIGNATURE_SIZE), dtype=np.uint8
         ),
         layout=layout(vectors),
-        scores=score_queries(vectors, images, evaluate),
+        scores=score_queries(index, images, evaluate),
     )
-    index = Index(dim)
-    index.add(vectors)
     index.save(state.index_folder(folder))
     model.save(state.model_folder(folder))
     write_state(folder, state)

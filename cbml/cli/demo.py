@@ -66,6 +66,7 @@ def _make_gallery(model: "Embedder", run: Path, folder: Path) -> None:
     from cbml.bayes import MatchProbability
     from cbml.evaluation import evaluate
     from cbml.gallery import BuildSettings, build, list_images
+    from cbml.runs import training_paths
 
     calibration = run / "calibration.json"
     build(
@@ -74,6 +75,7 @@ def _make_gallery(model: "Embedder", run: Path, folder: Path) -> None:
         folder,
         evaluate=evaluate,
         calibration=MatchProbability.load(calibration) if calibration.is_file() else None,
+        trained_on=training_paths(run),
         settings=BuildSettings(source="emoji"),
     )
 

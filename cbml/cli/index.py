@@ -113,7 +113,7 @@ def _build(
     from cbml.bayes import MatchProbability
     from cbml.evaluation import evaluate
     from cbml.gallery import build, list_images
-    from cbml.runs import open_model
+    from cbml.runs import open_model, training_paths
 
     refs = list_images(images, split=split, allow_partial=allow_partial)
     calibration = Path(run) / "calibration.json"
@@ -123,6 +123,7 @@ def _build(
         out,
         evaluate=evaluate,
         calibration=MatchProbability.load(calibration) if calibration.is_file() else None,
+        trained_on=training_paths(run),
         settings=settings,
     )
 

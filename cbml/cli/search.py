@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -32,6 +32,9 @@ def verb(
     hide_duplicates: Annotated[
         bool, typer.Option("--hide-duplicates", help="Leave out near-duplicates.")
     ] = False,
+    sort: Annotated[
+        Literal["similarity", "probability"], typer.Option(help="Order of the results.")
+    ] = "similarity",
     html: Annotated[
         Path | None, typer.Option(help="Write a page with the images inside to this file.")
     ] = None,
@@ -55,6 +58,7 @@ def verb(
         label=label,
         text=text,
         hide_duplicates=hide_duplicates,
+        sort=sort,
     )
     with Gallery(gallery, token=os.environ.get("CBML_STORE_TOKEN")) as opened:
         queried = [(str(path), opened.query(path)) for path in queries or []]

@@ -4,7 +4,6 @@ from .builder import build as build
 from .builder import remove_images as remove_images
 from .builder import write_near_duplicates as write_near_duplicates
 from .gallery import Gallery as Gallery
-from .html import write_html as write_html
 from .images import GalleryImage as GalleryImage
 from .images import ImageRef as ImageRef
 from .images import list_images as list_images
@@ -18,6 +17,7 @@ from .results import QueryInfo as QueryInfo
 from .results import SearchOptions as SearchOptions
 from .results import SearchResponse as SearchResponse
 from .results import SearchResult as SearchResult
-from .server import listen as listen
-from .server import serve_app as serve_app
+from .results import write_html as write_html
+from .service import listen as listen
 from .service import make_service as make_service
+from .service import serve_app as serve_app

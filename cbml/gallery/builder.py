@@ -4,7 +4,7 @@ import dataclasses
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,20 +14,25 @@ from numpy.typing import NDArray
 
 from cbml.errors import BadData
 from cbml.files import locked, write_csv
-from cbml.gallery.changes import Changes, changes_since
-from cbml.gallery.images import GalleryImage, ImageRef, write_bad_images
+from cbml.gallery.images import (
+    Changes,
+    GalleryImage,
+    ImageRef,
+    changes_since,
+    write_bad_images,
+)
 from cbml.gallery.layout import layout
 from cbml.gallery.loading import LoadedImage, embedded_chunks, fingerprint
-from cbml.gallery.near_duplicates import near_duplicate_groups
+from cbml.gallery.scores import Evaluate, score_queries
 from cbml.gallery.storage import (
-    QueryScores,
     State,
     is_saved,
     open_vectors,
     read_state,
     write_state,
 )
-from cbml.index import Index, Kind
+from cbml.gallery.thumbnails import near_duplicate_groups
+from cbml.index import Kind
 from cbml.models import Embedder
 from cbml.progress import Progress
 
@@ -40,7 +45,6 @@ __all__ = [
     "GalleryBuilder",
     "build",
     "remove_images",
-    "score_queries",
     "write_near_duplicates",
 ]
 
@@ -48,9 +52,6 @@ BAD_IMAGES = "bad_images.csv"
 # Match probabilities are fitted to the labels if so large a share of the images has one: a few
 # images beside the folders change little, but among many the labeled ones have another cohort.
 MOSTLY_LABELED = 0.9
-
-# embeddings, labels -> an object with the fields of cbml.Scores; this package does not import it.
-Evaluate = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,7 @@ def build(
     *,
     evaluate: Evaluate | None = None,
     calibration: "MatchProbability | None" = None,
+    trained_on: Collection[str] | None = None,
     settings: BuildSettings | None = None,
 ) -> BuildResult:
     """Make a gallery of images, or bring one up to date: only new or changed files are embedded.
@@ -124,10 +126,12 @@ def build(
         folder: Folder of the gallery; made if missing.
         evaluate: `cbml.evaluate`, to score every labeled image as a query; None scores nothing.
         calibration: Calibration of the model, for match probabilities; fitted to these images.
+        trained_on: Absolute paths of the images that the model was trained on; None if unknown.
         settings: Where the vectors live and the like.
     """
     with locked(Path(folder), wait=0):
         builder = GalleryBuilder(model, Path(folder), settings or BuildSettings())
+        builder.trained_on = None if trained_on is None else set(trained_on)
         changes = changes_since(builder.known(), refs)
         builder.drop(changes)
         embedded = builder.embed(changes.new)
@@ -154,6 +158,9 @@ def remove_images(
         model = Embedder.load(state.model_folder(folder))
         builder = GalleryBuilder(model, folder, BuildSettings())
         builder.bad_before = ()
+        if state.trained is not None:
+            pairs = zip(state.images, state.trained, strict=True)
+            builder.trained_on = {image.path for image, trained in pairs if trained}
         kept = [image for image in builder.known() if image.name not in names]
         gone = [image for image in builder.known() if image.name in names]
         changes = Changes(kept=kept, new=[], gone=gone, renamed=0, updated=0)
@@ -196,6 +203,7 @@ class GalleryBuilder:
             )
         if settings.store not in (None, state.store):
             raise BadData(f"{folder}: its vectors live in {state.store!r}; choose another folder")
+        self.trained_on: set[str] | None = None
         self.removed, self.changed, self.bad_before = 0, not exists, state.bad
         # Of another model's similarities nothing is known.
         calibration = state.calibration if state.fingerprint == made_by else None
@@ -215,7 +223,7 @@ class GalleryBuilder:
             kind=settings.kind,
         )
         self.saved = time.monotonic()
-        if not (exists or isinstance(self.store, Index)):
+        if self.store.immediate and not exists:
             self._write()  # at once: a kill must not forget the name of the server's collection
 
     def known(self) -> list[GalleryImage]:
@@ -234,12 +242,12 @@ class GalleryBuilder:
         self.removed = len(self.state.images) - len(kept)
         self.changed |= bool(self.removed or changes.updated or len(strangers))
         self.state = dataclasses.replace(
-            self.state, images=tuple(changes.kept), signatures=signatures, bad=()
+            self.state, images=tuple(changes.kept), signatures=signatures, bad=(), trained=None
         )
         if self.removed or len(strangers):
             self._forget()
         if len(strangers):
-            if not isinstance(self.store, Index):
+            if self.store.immediate:
                 self._write()  # before they go: an image that is listed must have its vector
             self.store.remove(strangers)
 
@@ -266,11 +274,14 @@ class GalleryBuilder:
             raise BadData(f"{self.folder}: none of the images can be read{reason}")
         self.changed |= state.bad != self.bad_before
         wanted = evaluate is not None and any(image.label for image in state.images)
-        missing = state.layout is None or (wanted and state.scores is None)
-        if self.changed or missing:
+        unscored = state.scores is None or state.scores.nearest is None
+        if self.changed or state.layout is None or (wanted and unscored):
             vectors = self.store.vectors(_ids(state.images))
-            scores = score_queries(vectors, state.images, evaluate) if wanted and evaluate else None
+            scores = (
+                score_queries(self.store, state.images, evaluate) if wanted and evaluate else None
+            )
             self.state = dataclasses.replace(state, layout=layout(vectors), scores=scores)
+        self._mark_trained()
         self._calibrate(calibration)
         if self.changed or self.state is not state:
             self._commit()
@@ -291,6 +302,17 @@ class GalleryBuilder:
             duplicates=len(images) - len(contents),
             bad=self.state.bad,
         )
+
+    def _mark_trained(self) -> None:
+        """Note which images the model was trained on, where that is known."""
+        trained, before = None, self.state.trained
+        if self.trained_on is not None:
+            trained = np.array([image.path in self.trained_on for image in self.state.images])
+        same = trained is before or (
+            trained is not None and before is not None and np.array_equal(trained, before)
+        )
+        if not same:
+            self.state = dataclasses.replace(self.state, trained=trained)
 
     def _calibrate(self, calibration: "MatchProbability | None") -> None:
         """Probabilities for these images, from the model's; as they were where nothing is new."""
@@ -331,10 +353,8 @@ class GalleryBuilder:
 
     def _commit(self) -> None:
         """Save vectors, model and list; readers see all of it or nothing."""
-        if isinstance(self.store, Index):
-            self.state = dataclasses.replace(self.state, generation=self.state.generation + 1)
-            self.store.folder = self.state.index_folder(self.folder)
-        self.store.save()
+        self.state = dataclasses.replace(self.state, generation=self.state.generation + 1)
+        self.store.save(self.state.index_folder(self.folder))
         self._write()
         self.saved = time.monotonic()
 
@@ -363,26 +383,3 @@ def _image(image_id: int, loaded: LoadedImage) -> GalleryImage:
 
 def _ids(images: Sequence[GalleryImage]) -> NDArray[np.int64]:
     return np.array([image.id for image in images], dtype=np.int64)
-
-
-def score_queries(
-    vectors: NDArray[np.float32], images: Sequence[GalleryImage], evaluate: Evaluate
-) -> QueryScores | None:
-    """Every labeled image as a query to all others; None where no two images share a label."""
-    codes: dict[str, int] = {}
-    # A label of its own for each unlabeled image: nobody's positive, and a query without any.
-    labels = [
-        -1 - index if image.label is None else codes.setdefault(image.label, len(codes))
-        for index, image in enumerate(images)
-    ]
-    if max(Counter(labels).values()) < 2:
-        return None
-    scores = evaluate(vectors, np.array(labels), clustering=False)
-    labeled = sum(label >= 0 for label in labels)
-    totals = {
-        "metrics": scores.metrics,
-        "queries": scores.queries,
-        "lone_queries": labeled - scores.queries,
-        "classes": len(codes),
-    }
-    return QueryScores(totals, scores.first_hits, scores.positives, scores.per_query["map@r"])

@@ -5,7 +5,8 @@ Here all of that happens outside the service, at a lower priority, and what come
 the pixels that each model sees, and the signature. Messages are a length and JSON, then raw bytes.
 
     to the process      {"bytes": n, "preprocessing": [{...}, ...]}   the image
-    from the process    {"crops": [227, ...]}  signature, then the framed pixels of each model
+    from the process    {"ready": true}        once, when it has started
+                        {"crops": [227, ...]}  signature, then the framed pixels of each model
                         {"reason": "..."}      where it cannot be read
 """
 
@@ -17,19 +18,20 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbml.gallery.near_duplicates import SIGNATURE_SIZE, Signature
+from cbml.gallery.thumbnails import SIGNATURE_SIZE, Signature
 
 __all__ = ["DECODERS", "DECODE_SECONDS", "DecodedImage", "DecodingFailed", "ImageDecoder"]
 
 DECODERS = 2
 DECODE_SECONDS = 20.0
+START_SECONDS = 120.0
 _MESSAGE_LIMIT = 1 << 20
 
 
@@ -64,15 +66,21 @@ class ImageDecoder:
         try:
             if process is None or process.poll() is not None:
                 process = _start()
+                # Not on the image's time: on a busy machine it may take longer than the image.
+                _wait_until_ready(process)
             return self._ask(process, content, preprocessing)
         finally:
             self._idle.put(process)
 
     def warm_up(self) -> None:
         """Start every process, so that the first upload does not wait for it."""
-        started = [self._idle.get() for _ in range(self.processes)]
-        for process in started:
-            self._idle.put(process if process is not None else _start())
+        idle = [self._idle.get() for _ in range(self.processes)]
+        started = [_start() if process is None else process for process in idle]
+        for before, process in zip(idle, started, strict=True):
+            if before is None:
+                with contextlib.suppress(DecodingFailed):  # the first upload will hear of it
+                    _wait_until_ready(process)
+            self._idle.put(process)
 
     def close(self) -> None:
         """End every process that is idle; one at work ends when nobody listens to it."""
@@ -87,15 +95,7 @@ class ImageDecoder:
     ) -> DecodedImage:
         assert process.stdin is not None
         assert process.stdout is not None
-        overdue = threading.Event()
-
-        def stop() -> None:
-            overdue.set()
-            process.kill()
-
-        timer = threading.Timer(self.seconds, stop)
-        timer.start()
-        try:
+        with _within(process, self.seconds, "decoding"):
             _send(process.stdin, {"bytes": len(content), "preprocessing": list(wanted)}, content)
             answer = _receive(process.stdout)
             if "reason" in answer:
@@ -103,15 +103,35 @@ class ImageDecoder:
             signature = _read(process.stdout, SIGNATURE_SIZE)
             framed = tuple(_pixels(process.stdout, crop) for crop in answer["crops"])
             return DecodedImage(np.frombuffer(signature, np.uint8), framed)
-        except (OSError, EOFError, ValueError) as error:
-            _end(process)
-            if overdue.is_set():
-                raise DecodingFailed(
-                    f"decoding took longer than {self.seconds:g} s", too_slow=True
-                ) from None
-            raise DecodingFailed("not an image that can be decoded") from error
-        finally:
-            timer.cancel()
+
+
+@contextlib.contextmanager
+def _within(process: subprocess.Popen[bytes], seconds: float, what: str) -> Iterator[None]:
+    """End a process that takes longer; what it leaves undone becomes a DecodingFailed."""
+    overdue = threading.Event()
+
+    def stop() -> None:
+        overdue.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, stop)
+    timer.start()
+    try:
+        yield
+    except (OSError, EOFError, ValueError) as error:
+        _end(process)
+        if overdue.is_set():
+            reason = f"{what} took longer than {seconds:g} s"
+            raise DecodingFailed(reason, too_slow=True) from None
+        raise DecodingFailed("not an image that can be decoded") from error
+    finally:
+        timer.cancel()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    with _within(process, START_SECONDS, "starting to decode"):
+        _receive(process.stdout)
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -168,7 +188,7 @@ def _decoded(content: bytes, wanted: Sequence[dict[str, Any]]) -> tuple[dict[str
     import torch
 
     from cbml.data import UnreadableImage, read_image
-    from cbml.gallery.near_duplicates import signature_of
+    from cbml.gallery.thumbnails import signature_of
     from cbml.models import Preprocessing
 
     try:
@@ -193,6 +213,8 @@ def _main() -> None:
         os.nice(10)
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, BrokenPipeError):
+        _decoded(b"", [])  # imports what it needs, not on the time of the first image
+        _send(sys.stdout.buffer, {"ready": True})
         while True:
             request = _receive(sys.stdin.buffer)
             content = _read(sys.stdin.buffer, request["bytes"])

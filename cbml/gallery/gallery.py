@@ -1,9 +1,10 @@
 """A gallery that is open: its images, their neighbors, their scores."""
 
 import threading
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,10 +15,8 @@ from torch import Tensor
 from cbml.data import read_image
 from cbml.errors import BadData
 from cbml.files import consistent
-from cbml.gallery.cohorts import Cohorts
 from cbml.gallery.images import GalleryImage
 from cbml.gallery.loading import FramedModel
-from cbml.gallery.near_duplicates import Signature, mark_near_duplicates, signature_of
 from cbml.gallery.results import (
     Query,
     QueryInfo,
@@ -27,8 +26,12 @@ from cbml.gallery.results import (
     SearchResult,
 )
 from cbml.gallery.storage import State, is_saved, open_vectors, read_state
+from cbml.gallery.thumbnails import Signature, mark_near_duplicates, signature_of
 from cbml.index import Store
 from cbml.models import Embedder, embed
+
+if TYPE_CHECKING:
+    from cbml.bayes import MatchProbability
 
 __all__ = ["Gallery"]
 
@@ -41,8 +44,10 @@ MISSED = 50
 SPARE = 4
 # Candidates at least, where only probable results are wanted.
 PROBABLE = 256
-# Queries of one search, where all labeled images are queries.
-BLOCK = 1024
+# Each image costs a search: ten results 20 ms of one processor in a gallery as large as this, and
+# the results must not wait for it.
+COHORTS_UP_TO = 20_000
+COHORT_BLOCK = 256
 
 Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -104,15 +109,6 @@ class Gallery:
         codes[None] = -1
         return np.array([codes[image.label] for image in self.images], dtype=np.int64)
 
-    @cached_property
-    def worst(self) -> Indices:
-        """Indices of the images with a positive: lowest average precision first. (M,)"""
-        scores = self.state.scores
-        if scores is None:
-            return np.empty(0, dtype=np.int64)
-        order = np.lexsort((self.ids, -scores.first_hits, scores.average_precisions))
-        return order[scores.positives[order] > 0]
-
     @property
     def has_probability(self) -> bool:
         """Whether results come with the probability that they belong with the query."""
@@ -166,17 +162,20 @@ class Gallery:
         """
         image = source if isinstance(source, Image.Image) else read_image(source)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        return self.framed_query(self.model().preprocessing.frame(pixels), signature_of(image))
+        framed = self.model().preprocessing.frame(pixels)
+        return self.framed_queries([framed], [signature_of(image)])[0]
 
-    def framed_query(self, framed: Tensor, signature: Signature) -> Query:
-        """An image from elsewhere that has been decoded and framed already.
+    def framed_queries(
+        self, framed: Sequence[Tensor], signatures: Sequence[Signature]
+    ) -> list[Query]:
+        """Images from elsewhere that have been decoded and framed already, embedded together.
 
         Args:
             framed: uint8 pixels as the model's preprocessing frames them. (3, crop, crop)
-            signature: As `near_duplicates.signature_of` gives it.
+            signatures: As `thumbnails.signature_of` gives them.
         """
-        vector = embed(FramedModel(self.model()), [framed], progress=False)[0]
-        return Query(vector, signature)
+        vectors = embed(FramedModel(self.model()), list(framed), progress=False)
+        return [Query(*pair) for pair in zip(vectors, signatures, strict=True)]
 
     def search(self, query: Query, options: SearchOptions | None = None) -> SearchResponse:
         """The images nearest to a query.
@@ -211,9 +210,10 @@ class Gallery:
             options: How many results, and which filters.
             ranking: As `ranking` gave it.
         """
-        if options.min_probability is not None and not self.has_probability:
+        name = "sort" if options.sort == "probability" else "min_probability"
+        if not self.has_probability and (name == "sort" or options.min_probability is not None):
             raise BadData(
-                "min_probability: this gallery has no calibration, so no probabilities; make it "
+                f"{name}: this gallery has no calibration, so no probabilities; make it "
                 "from a run that has one (cbml train and cbml analyze write calibration.json)"
             )
         allowed = np.zeros(len(self), dtype=np.bool_)
@@ -229,7 +229,9 @@ class Gallery:
         allowed[candidates.indices[seen]] = False
         return SearchResponse(
             query=self.query_info(query.index),
-            results=self._results(query, ranking, results, duplicate[seen][shown[seen]]),
+            results=options.ordered(
+                self._results(query, ranking, results, duplicate[seen][shown[seen]])
+            ),
             missed=self._missed(query, ranking, allowed),
             hidden_duplicates=len(candidates.indices[seen]) - len(results),
             searched=len(self) - (query.index is not None),
@@ -251,14 +253,6 @@ class Gallery:
             known["first_hit_rank"] = int(scores.first_hits[index])
             known["average_precision"] = float(scores.average_precisions[index])
         return QueryInfo(id=image.id, name=image.name, label=image.label, **known)
-
-    def confusions(self) -> list[tuple[str, str, list[int]]]:
-        """Pairs of labels of which one is taken for the other, most frequent first.
-
-        A query is taken for the label of its nearest image; with each pair come the indices of
-        the queries to which this happened.
-        """
-        return self._confusions
 
     def model(self) -> Embedder:
         """The model, read at its first use."""
@@ -359,23 +353,6 @@ class Gallery:
         )
 
     @cached_property
-    def _confusions(self) -> list[tuple[str, str, list[int]]]:
-        labeled = np.flatnonzero(self.codes >= 0)
-        pairs: dict[tuple[int, int], list[int]] = {}
-        for start in range(0, len(labeled), BLOCK):
-            block = labeled[start : start + BLOCK]
-            found = self.store.search(self.store.vectors(self.ids[block]), min(2, len(self)))
-            for index, ids in zip(block.tolist(), found.ids, strict=True):
-                others = ids[ids != self.ids[index]]
-                nearest = int(np.searchsorted(self.ids, others[0])) if len(others) else index
-                pair = int(self.codes[index]), int(self.codes[min(nearest, len(self) - 1)])
-                if pair[1] >= 0 and pair[0] != pair[1]:
-                    pairs.setdefault(pair, []).append(index)
-        order = sorted(pairs.items(), key=lambda item: (-len(item[1]), item[0]))
-        names = self.label_names
-        return [(names[own], names[other], indices) for (own, other), indices in order]
-
-    @cached_property
     def _texts(self) -> list[str]:
         return [f"{image.name}\n{image.label or ''}".casefold() for image in self.images]
 
@@ -392,3 +369,30 @@ def _below(query: Query, ranking: Ranking, allowed: Mask) -> Indices:
     if query.index is not None:
         below[query.index] = False
     return np.flatnonzero(below)
+
+
+class Cohorts:
+    """The cohort similarity of images, each kept once it is known.
+
+    All of them at once would cost as many searches as there are images, again after every
+    addition; those of the results that are shown cost one search of a few vectors.
+    """
+
+    def __init__(
+        self, store: Store, ids: NDArray[np.int64], calibration: "MatchProbability"
+    ) -> None:
+        self.store, self.ids, self.calibration = store, ids, calibration
+        self._known = np.full(len(ids), np.nan)
+
+    def of(self, indices: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """The cohort similarities of some images, (K,); None if they are not used or too costly."""
+        if self.calibration.by_both is None or len(self.ids) > COHORTS_UP_TO:
+            return None
+        missing = np.unique(indices[np.isnan(self._known[indices])])
+        for start in range(0, len(missing), COHORT_BLOCK):
+            block = missing[start : start + COHORT_BLOCK]
+            ids = self.ids[block]
+            found = self.store.search(self.store.vectors(ids), self.calibration.depth + 1)
+            others = np.where(found.ids == ids[:, None], -np.inf, found.similarities)
+            self._known[block] = self.calibration.cohort_mean(others)[:, 0]
+        return self._known[indices]

@@ -20,7 +20,7 @@ from cbml.data import BYTE_LIMIT, UnreadableImage, prefetch, read_image
 from cbml.errors import BadData, MissingExtra
 from cbml.files import replaced_file
 from cbml.gallery.images import ImageRef, shown, write_bad_images
-from cbml.gallery.near_duplicates import Signature, signature_of
+from cbml.gallery.thumbnails import Signature, signature_of
 from cbml.models import Embedder, embed
 from cbml.progress import Progress
 

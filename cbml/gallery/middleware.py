@@ -1,20 +1,41 @@
-"""What stands before every request: who may ask, how many at once, and the headers of answers."""
+"""What stands before every request: who may ask, how many at once, limits of bodies, errors."""
 
+import asyncio
 import hmac
 import ipaddress
 import json
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cbml.gallery.uploads import drain
+__all__ = [
+    "BODY_LIMIT",
+    "ERROR_HANDLERS",
+    "HEADERS",
+    "READ_SECONDS",
+    "UPLOADS",
+    "Guard",
+    "Metrics",
+    "Refusal",
+    "Uploads",
+    "allowed_hosts",
+    "error_body",
+    "is_loopback",
+]
 
-__all__ = ["HEADERS", "Guard", "Metrics", "allowed_hosts", "error_body", "is_loopback"]
-
+BODY_LIMIT = 32 * 1024 * 1024
+READ_SECONDS = 10.0
+UPLOADS = 8
+DRAIN_SECONDS = 5.0
 IN_FLIGHT = 64
 HEADER_BYTES = 32 * 1024
 _POLICY = (
@@ -29,6 +50,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "x-frame-options": "DENY",
 }
+_LOG = logging.getLogger("cbml.gallery")
 _WILDCARDS = ("0.0.0.0", "::", "")
 
 Headers = Mapping[bytes, list[str]]
@@ -139,7 +161,7 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", []), *own]}
             elif status >= 400 and not finished and _has_body(scope):
                 await send({**message, "more_body": True})
-                await drain(receive)
+                await _drain(receive)
                 message = {"type": "http.response.body", "body": b""}
             await send(message)
 
@@ -243,3 +265,133 @@ async def _answer(send: Any, status: int, message: str) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+class Refusal(Exception):
+    """A request that is answered by an error; `status` is its HTTP code, `message` one line."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Uploads:
+    """Reads bodies, a few at a time; a place is held until the image has been decoded as well."""
+
+    def __init__(
+        self,
+        *,
+        body_limit: int = BODY_LIMIT,
+        read_seconds: float = READ_SECONDS,
+        at_once: int = UPLOADS,
+    ) -> None:
+        self.body_limit = body_limit
+        self.read_seconds = read_seconds
+        self.at_once = at_once
+        self.taken = 0
+
+    def __enter__(self) -> "Uploads":
+        if self.taken >= self.at_once:
+            raise Refusal(429, "too many uploads at once; try again in a second")
+        self.taken += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.taken -= 1
+
+    async def read(self, request: Request) -> bytes:
+        """The body of a request; raises Refusal where it is not wanted."""
+        self._check_headers(request)
+        try:
+            async with asyncio.timeout(self.read_seconds):
+                return await self._collected(request)
+        except TimeoutError:
+            raise Refusal(408, f"the body did not come within {self.read_seconds:g} s") from None
+        except ClientDisconnect:
+            raise Refusal(400, "the body broke off") from None
+
+    async def _collected(self, request: Request) -> bytes:
+        pieces: list[bytes] = []
+        length = 0
+        async for piece in request.stream():
+            length += len(piece)
+            if length > self.body_limit:
+                raise Refusal(413, self._too_long())
+            pieces.append(piece)
+        if not length:
+            raise Refusal(422, "the body is empty; send the bytes of an image")
+        return b"".join(pieces)
+
+    def _check_headers(self, request: Request) -> None:
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if not (kind.startswith("image/") or kind == "application/octet-stream"):
+            raise Refusal(415, "send the image's bytes with Content-Type: image/jpeg or the like")
+        length = request.headers.get("content-length", "0")
+        if not (length.isascii() and length.isdigit() and len(length) < 19):
+            raise Refusal(400, "Content-Length is not a number")
+        if int(length) > self.body_limit:
+            raise Refusal(413, self._too_long())
+
+    def _too_long(self) -> str:
+        return f"the image is larger than {self.body_limit >> 20} MB"
+
+
+async def _drain(receive: Receive, *, most: int = 2 * BODY_LIMIT) -> None:
+    """Read on after a refusal and throw away, for a while.
+
+    A connection that is closed with bytes unread is reset, and the client never sees the answer.
+    """
+    deadline, length = time.monotonic() + DRAIN_SECONDS, 0
+    while length < most:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                message = await receive()
+        except TimeoutError:
+            return
+        length += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return Response(error_body(status, message), status, headers, media_type="application/json")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    headers = {"retry-after": "1"} if error.status == 429 else {}
+    if error.status in (408, 413):
+        headers["connection"] = "close"  # the rest of the body is not waited for
+    return _error(error.status, error.message, headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """What FastAPI has to say about parameters, in our words."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["loc"][0] == "path":
+        return _error(404, "not the id of an image")
+    reason = str(first["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+    return _error(400, f"{first['loc'][-1]}: {reason}")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers) if error.headers else None
+    return _error(error.status_code, str(error.detail), headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    _LOG.error("%s %s: %r", request.method, request.url.path, error)
+    if isinstance(error, ConnectionError):
+        return _error(503, "the vector server cannot be reached")
+    return _error(500, "internal server error")
+
+
+ERROR_HANDLERS: dict[int | type[Exception], Any] = {
+    HTTPException: _http_error,
+    Refusal: _refused,
+    RequestValidationError: _invalid,
+    Exception: _failed,
+}

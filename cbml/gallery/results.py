@@ -1,16 +1,32 @@
-"""What is asked of a gallery and what it answers, as plain data."""
+"""What is asked of a gallery and what it answers: plain data, and a page with the images inside."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cbml.data import UnreadableImage, read_image
 from cbml.errors import BadData
-from cbml.gallery.near_duplicates import Signature
+from cbml.gallery.images import shown
+from cbml.gallery.thumbnails import Signature
+from cbml.report import QueryTiles, Tile, thumbnail, write_page
 
-__all__ = ["Query", "QueryInfo", "Ranking", "SearchOptions", "SearchResponse", "SearchResult"]
+if TYPE_CHECKING:
+    from cbml.gallery.gallery import Gallery
+
+__all__ = [
+    "Query",
+    "QueryInfo",
+    "Ranking",
+    "SearchOptions",
+    "SearchResponse",
+    "SearchResult",
+    "write_html",
+]
 
 MAX_RESULTS = 500
 
@@ -25,6 +41,7 @@ class SearchOptions:
         label: Only results of this label, whatever the case.
         text: Only results whose name or label contains this, whatever the case.
         hide_duplicates: Leave out near-duplicates of the query and of better results.
+        sort: Order of the k nearest: by similarity, which is by rank, or by probability.
     """
 
     k: int = 10
@@ -32,12 +49,25 @@ class SearchOptions:
     label: str | None = None
     text: str = ""
     hide_duplicates: bool = False
+    sort: Literal["similarity", "probability"] = "similarity"
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= MAX_RESULTS:
             raise BadData(f"k must be from 1 to {MAX_RESULTS}, got {self.k}")
+        if self.sort not in ("similarity", "probability"):
+            raise BadData(f"sort must be similarity or probability, got {self.sort!r}")
         if self.min_probability is not None and not 0 <= self.min_probability <= 1:
             raise BadData(f"min_probability must be from 0 to 1, got {self.min_probability}")
+
+    def ordered(self, results: "tuple[SearchResult, ...]") -> "tuple[SearchResult, ...]":
+        """Results, best first, in the order that is asked for.
+
+        Args:
+            results: The nearest first.
+        """
+        if self.sort == "similarity":
+            return results
+        return tuple(sorted(results, key=lambda result: -(result.probability or 0.0)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +76,7 @@ class Query:
 
     Args:
         vector: Embedding of unit length. (D,)
-        signature: As `near_duplicates.signature_of` gives it.
+        signature: As `thumbnails.signature_of` gives it.
         index: Position of the image in the gallery; None for an image from elsewhere.
     """
 
@@ -141,3 +171,57 @@ class Ranking:
     def select(self, which: NDArray[np.bool_] | slice) -> "Ranking":
         """Some of them, in order."""
         return Ranking(self.indices[which], self.similarities[which], self.ranks[which])
+
+
+def write_html(
+    path: Path, gallery: "Gallery", responses: Sequence[tuple[str, SearchResponse]]
+) -> None:
+    """Write responses as one HTML file with small copies of all images.
+
+    Args:
+        path: The file to create or replace.
+        gallery: What was searched.
+        responses: Each with the file of its query.
+    """
+    searches = []
+    for query, response in responses:
+        results, missed = (
+            [_tile(gallery, result) for result in part]
+            for part in (response.results, response.missed)
+        )
+        own = Tile(_small(Path(query)), response.query.label or "", "query", "query")
+        searches.append((shown(query), _summary(response), QueryTiles(own, results), missed))
+    write_page(path, "search.html", title=shown(f"Search in {gallery.name}"), searches=searches)
+
+
+def _summary(response: SearchResponse) -> str:
+    text = f"compared with {response.searched:,} images"
+    if response.query.average_precision is None:
+        return text
+    return (
+        f"first hit at rank {response.query.first_hit_rank}, average precision "
+        f"{response.query.average_precision:.3f}, {text}"
+    )
+
+
+def _tile(gallery: "Gallery", result: SearchResult) -> Tile:
+    marks = {True: "✓ ", False: "✗ ", None: ""}
+    kinds: dict[bool | None, Literal["relevant", "irrelevant", "unknown"]] = {
+        True: "relevant",
+        False: "irrelevant",
+        None: "unknown",
+    }
+    numbers = ["deep" if result.rank is None else f"#{result.rank}", f"{result.similarity:.3f}"]
+    if result.probability is not None:
+        numbers.append(f"{result.probability:.0%}")
+    image = _small(Path(gallery.images[gallery.index_of(result.id)].path))
+    caption = marks[result.relevant] + " · ".join(numbers)
+    return Tile(image, result.label or "", caption, kinds[result.relevant], note=result.name)
+
+
+def _small(path: Path) -> str:
+    """A small copy of an image as a data address; an empty one where it cannot be read."""
+    try:
+        return thumbnail(read_image(path), 150)
+    except UnreadableImage:
+        return "data:,"

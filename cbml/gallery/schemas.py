@@ -1,23 +1,159 @@
-"""The shapes of what the service answers, for its description; dictionaries of these are sent."""
+"""The shapes of what the service is asked and answers: parameters, their bounds, and results."""
 
+import re
+import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cbml.gallery.results import QueryInfo, SearchResponse, SearchResult
+from fastapi import Depends, Path, Query, Request
+from pydantic import BeforeValidator, Field
 
-__all__ = [
-    "Comparison",
-    "Confusions",
-    "Differences",
-    "ErrorResponse",
-    "ImageDetail",
-    "ImageList",
-    "Info",
-    "Labels",
-    "Map",
-    "Scores",
-    "TimedSearchResponse",
-    "WorstQueries",
+from cbml.gallery.middleware import Refusal
+from cbml.gallery.results import (
+    MAX_RESULTS,
+    QueryInfo,
+    SearchOptions,
+    SearchResponse,
+    SearchResult,
+)
+
+if TYPE_CHECKING:
+    from cbml.gallery.service import Service
+
+PAGE = 500  # entries of a list in one answer
+
+
+def check_parameters(request: Request) -> None:
+    """Refuse parameters that nobody reads: a typing error must not pass for a search."""
+    known = request.app.state.parameters.get(request.scope["route"].path)
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        if known is not None and name not in known:
+            names = ", ".join(known) or "none"
+            raise Refusal(400, f"{name[:40]!r}: no such parameter; known: {names}")
+        if name in seen:
+            raise Refusal(400, f"{name}: given twice")
+        seen.add(name)
+
+
+def known_parameters(description: dict[str, Any]) -> dict[str, list[str]]:
+    """Path -> names of its query parameters, from the OpenAPI description."""
+    return {
+        path: [
+            parameter["name"]
+            for operation in operations.values()
+            for parameter in operation.get("parameters", [])
+            if parameter["in"] == "query"
+        ]
+        for path, operations in description["paths"].items()
+    }
+
+
+def _whole(value: Any) -> Any:
+    # Digits alone: Python reads 1_0 and digits of other scripts as numbers too.
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,18}", value):
+        raise ValueError("must be a whole number")
+    return int(value)
+
+
+def _decimal(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,18})?", value):
+        raise ValueError("must be a number")
+    return value
+
+
+def _flag(value: Any) -> Any:
+    if value not in ("true", "false", True, False):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _service(request: Request) -> "Service":
+    service: Service = request.app.state.service
+    return service
+
+
+Served = Annotated[Any, Depends(_service)]  # a Service, whose module imports this one
+ImageId = Annotated[
+    int,
+    Field(ge=0, le=2**53),
+    BeforeValidator(_whole),
+    Path(alias="id", description="Id of an image."),
 ]
+Which = Annotated[
+    Literal["main", "compare"], Query(description="The gallery, where two are served.")
+]
+Label = Annotated[
+    str | None, Query(max_length=1000, description="Only images of this label, in any case.")
+]
+Text = Annotated[
+    str, Query(max_length=200, description="Only images whose name or label contains this.")
+]
+Offset = Annotated[
+    int, Field(ge=0, le=10**9), BeforeValidator(_whole), Query(description="Entries to skip.")
+]
+Limit = Annotated[
+    int, Field(ge=1, le=PAGE), BeforeValidator(_whole), Query(description="Entries wanted.")
+]
+Results = Annotated[
+    int, Field(ge=1, le=MAX_RESULTS), BeforeValidator(_whole), Query(description="Results wanted.")
+]
+Probability = Annotated[
+    Annotated[float, Field(ge=0, le=1), BeforeValidator(_decimal)] | None,
+    Query(description="Only results at least so probable."),
+]
+Sort = Annotated[Literal["similarity", "probability"], Query(description="Order of the results.")]
+HideDuplicates = Annotated[
+    Annotated[bool, BeforeValidator(_flag)],
+    Query(description="Leave out near-duplicates of the query and of better results."),
+]
+Size = Annotated[
+    Annotated[Literal[96, 192, 384], BeforeValidator(_whole)],
+    Query(description="Pixels of the longer side."),
+]
+
+
+def _search_options(
+    k: Results = 50,
+    min_probability: Probability = None,
+    label: Label = None,
+    text: Text = "",
+    hide_duplicates: HideDuplicates = False,
+    sort: Sort = "similarity",
+) -> SearchOptions:
+    return SearchOptions(
+        k=k,
+        min_probability=min_probability,
+        label=label,
+        text=text,
+        hide_duplicates=hide_duplicates,
+        sort=sort,
+    )
+
+
+Options = Annotated[SearchOptions, Depends(_search_options)]
+
+
+async def _now() -> float:
+    return time.perf_counter()
+
+
+Started = Annotated[float, Depends(_now)]  # when the request came
+
+
+# What is answered: dictionaries of these are sent.
+
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
+BINARY_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"image/*": _BYTES, "application/octet-stream": _BYTES},
+    }
+}
+JPEG_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/jpeg": {}}, "description": "The image."},
+    304: {"description": "The client has it already."},
+}
 
 
 @dataclass
@@ -33,6 +169,11 @@ class ErrorResponse:
     """The body of every answer that is not 200 or 304."""
 
     error: ErrorDetail
+
+
+ERROR_RESPONSE: dict[int | str, dict[str, Any]] = {
+    "default": {"model": ErrorResponse, "description": "What is wrong, in one line."}
+}
 
 
 @dataclass
@@ -58,6 +199,19 @@ class Limits:
 
 
 @dataclass
+class ProbabilityCheck:
+    """What the probabilities were tested on: classes to which they had not been fitted.
+
+    `on` is "gallery" where halves of the gallery's own classes checked each other, and "held-out"
+    for classes held out of training; `error` is the mean gap of confidence and accuracy.
+    """
+
+    on: Literal["gallery", "held-out"]
+    results: int
+    error: float
+
+
+@dataclass
 class Info:
     """What is served."""
 
@@ -68,11 +222,12 @@ class Info:
     images: int
     labeled: int
     labels: int
+    trained_on: int | None
     bad: int
     dim: int
     model: ModelInfo
     has_probability: bool
-    calibrated_on: str | None
+    probability_check: ProbabilityCheck | None
     has_map: bool
     has_scores: bool
     compare: str | None
@@ -126,8 +281,8 @@ class ImageDetail:
     height: int
     bytes: int
     sha256: str
+    trained_on: bool | None
     same_content: list[int]
-    command: str
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -157,13 +312,21 @@ class WorstQueries:
 
 
 @dataclass
+class ConfusedQuery:
+    """A query, and its nearest image, which has another label."""
+
+    query: ImageEntry
+    nearest: ImageEntry
+
+
+@dataclass
 class Confusion:
-    """How often the nearest image of one label has another; the queries are examples."""
+    """How often the nearest image to a query of one label has another label, with examples."""
 
     label: str
     taken_for: str
     count: int
-    queries: list[int]
+    examples: list[ConfusedQuery]
 
 
 @dataclass

@@ -1,39 +1,50 @@
-"""The gallery as an ASGI application: galleries that follow their folders, and their threads."""
+"""The gallery as an application on a port: galleries that follow their folders, their threads."""
 
 import asyncio
 import logging
+import socket
 import time
+from collections import deque
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import resources
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
+import h11
 import numpy as np
 import torch
+import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
+from torch import Tensor
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cbml import __version__
+from cbml.data import PIXEL_LIMIT
+from cbml.errors import BadData
 from cbml.files import MANIFEST
-from cbml.gallery.compare import counterparts
 from cbml.gallery.decoding import DecodingFailed, ImageDecoder
-from cbml.gallery.gallery import Gallery
-from cbml.gallery.middleware import Guard, Metrics, error_body
-from cbml.gallery.parameters import known_parameters
-from cbml.gallery.results import Query
+from cbml.gallery.gallery import DEPTH, Gallery
+from cbml.gallery.middleware import ERROR_HANDLERS, Guard, Metrics, Refusal, Uploads
+from cbml.gallery.results import MAX_RESULTS, Query
 from cbml.gallery.routes import PREFIX, router
-from cbml.gallery.thumbnails import ByteCache
-from cbml.gallery.uploads import Refusal, Uploads
+from cbml.gallery.schemas import PAGE, known_parameters
+from cbml.gallery.scores import counterparts, probability_check
+from cbml.gallery.thumbnails import THUMBNAIL_SIZES, ByteCache, Signature
 
-__all__ = ["Service", "make_app", "make_service"]
+__all__ = ["Service", "listen", "make_app", "make_service", "serve_app"]
 
 CACHE_BYTES = 64 * 1024 * 1024
 # Seconds between two looks at whether a gallery's folder was brought up to date.
 LOOK_EVERY = 1.0
+# More images would keep searches waiting for longer without being embedded faster.
+EMBEDDED_AT_ONCE = 8
+HEADER_SECONDS = 10.0
+# Silent connections beyond these make room for new ones.
+SILENT = 200
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _LOG = logging.getLogger("cbml.gallery")
 
@@ -71,12 +82,7 @@ def make_service(
         redoc_url=None,
         openapi_url=f"{PREFIX}/openapi.json",
         redirect_slashes=False,
-        exception_handlers={
-            HTTPException: _http_error,
-            Refusal: _refused,
-            RequestValidationError: _invalid,
-            Exception: _failed,
-        },
+        exception_handlers=ERROR_HANDLERS,
     )
     app.state.service = service
     app.include_router(router)
@@ -102,6 +108,9 @@ class Service:
         self.main, self.second = gallery, compare
         self.uploads, self.metrics, self.is_open = uploads, Metrics(), is_open
         self.cache, self.decoder = ByteCache(CACHE_BYTES), ImageDecoder()
+        # Images that were decoded and not embedded yet.
+        self._waiting: WeakKeyDictionary[Gallery, deque[tuple[Tensor, Signature, Future[Query]]]]
+        self._waiting = WeakKeyDictionary()
         self.moves: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._pools = {
             "search": ThreadPoolExecutor(1, thread_name_prefix="cbml-search"),
@@ -118,9 +127,13 @@ class Service:
 
     async def searching(self, work: Callable[[], T]) -> T:
         """The result of a function that uses the galleries, brought up to date before."""
+        await self.bring_up_to_date()
+        return await self.run("search", work)
+
+    async def bring_up_to_date(self) -> None:
+        """Open what has changed since, now and then."""
         if time.monotonic() - self._looked > LOOK_EVERY:
             await self.run("search", self._look)
-        return await self.run("search", work)
 
     async def decoded(self, request: Request, galleries: list[Gallery]) -> list[Query]:
         """The image in the body of a request, as a query to each of some galleries."""
@@ -133,13 +146,35 @@ class Service:
                 status = 408 if failure.too_slow else 422
                 raise Refusal(status, f"the image: {failure.reason}") from None
 
-        def queries() -> list[Query]:
-            return [
-                gallery.framed_query(torch.from_numpy(framed.copy()), image.signature)
-                for gallery, framed in zip(galleries, image.framed, strict=True)
-            ]
+        pairs = zip(galleries, image.framed, strict=True)
+        embedded = [self._embedded(each, framed, image.signature) for each, framed in pairs]
+        return list(await asyncio.gather(*embedded))
 
-        return await self.run("search", queries)
+    async def _embedded(
+        self, gallery: Gallery, framed: NDArray[np.uint8], signature: Signature
+    ) -> Query:
+        """A decoded image as a query; images that wait at the same time are embedded together."""
+        waiting = self._waiting.setdefault(gallery, deque())
+        answer: Future[Query] = Future()
+        waiting.append((torch.from_numpy(framed.copy()), signature, answer))
+
+        def work() -> None:
+            # Whoever comes first takes all that wait; the others then find nothing left to do.
+            batch = [waiting.popleft() for _ in range(min(len(waiting), EMBEDDED_AT_ONCE))]
+            if not batch:
+                return
+            images, signatures, answers = zip(*batch, strict=True)
+            try:
+                for future, query in zip(
+                    answers, gallery.framed_queries(images, signatures), strict=True
+                ):
+                    future.set_result(query)
+            except Exception as error:  # each of them hears of it
+                for future in answers:
+                    future.set_exception(error)
+
+        await self.run("search", work)
+        return await asyncio.wrap_future(answer)
 
     def gallery(self, which: Which) -> Gallery:
         """The gallery that is meant."""
@@ -148,6 +183,40 @@ class Service:
         if self.second is None:
             raise Refusal(400, "which: one gallery is served; start with --compare for a second")
         return self.second
+
+    def describe(self, which: Which) -> dict[str, Any]:
+        """What is served, as the route `info` answers."""
+        gallery = self.gallery(which)
+        state, model = gallery.state, gallery.state.model
+        return {
+            "name": gallery.name,
+            "folder": str(gallery.folder),
+            "source": state.source,
+            "version": __version__,
+            "images": len(gallery),
+            "labeled": int((gallery.codes >= 0).sum()),
+            "labels": len(gallery.label_names),
+            "trained_on": None if state.trained is None else int(state.trained.sum()),
+            "bad": len(state.bad),
+            "dim": gallery.dim,
+            "model": {
+                **{name: model[name] for name in ("backbone", "pooling", "provenance")},
+                "crop": model["preprocessing"]["crop"],
+            },
+            "has_probability": gallery.has_probability,
+            "probability_check": probability_check(gallery),
+            "has_map": state.layout is not None,
+            "has_scores": state.scores is not None,
+            "compare": None if self.second is None else self.second.name,
+            "limits": {
+                "k": MAX_RESULTS,
+                "page": PAGE,
+                "body_bytes": self.uploads.body_limit,
+                "pixels": PIXEL_LIMIT,
+                "depth": DEPTH,
+                "thumbnail_sizes": list(THUMBNAIL_SIZES),
+            },
+        }
 
     def warm_up(self) -> None:
         """Do once what would make the first requests slow."""
@@ -217,36 +286,83 @@ def _constant(content: bytes, kind: str) -> Callable[[], Any]:
     return answer
 
 
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    return Response(error_body(status, message), status, headers, media_type="application/json")
+class _ImpatientProtocol(H11Protocol):
+    """Closes connections whose request does not get complete; uvicorn itself waits for ever.
+
+    Connections that say nothing cost a file each, and a system has few of those: when there are
+    many, the one that has been silent for longest is closed for the one that comes.
+    """
+
+    _silent: ClassVar[dict["_ImpatientProtocol", None]] = {}  # oldest first
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+        if len(self._silent) > SILENT:
+            oldest = next(iter(self._silent))
+            oldest._stop_watching()
+            oldest.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Start the clock with the first byte of a request, stop it with the last of its head."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._waiting is None:
+            self._waiting = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+            self._silent[self] = None
+
+    def _stop_watching(self) -> None:
+        self._silent.pop(self, None)
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    headers = {"retry-after": "1"} if error.status == 429 else {}
-    if error.status in (408, 413):
-        headers["connection"] = "close"  # the rest of the body is not waited for
-    return _error(error.status, error.message, headers)
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; raises BadData where it cannot.
+
+    Args:
+        host: The address to bind.
+        port: 0 for any free one.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        raise BadData(
+            f"cannot listen on {host} port {port} ({error.strerror}); choose another --port"
+        ) from None
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    """What FastAPI has to say about parameters, in our words."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    if first["loc"][0] == "path":
-        return _error(404, "not the id of an image")
-    reason = str(first["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
-    return _error(400, f"{first['loc'][-1]}: {reason}")
+def serve_app(app: ASGIApp, listening: socket.socket, *, started: Callable[[], None]) -> None:
+    """Answer requests until SIGINT or SIGTERM; those under way are finished first.
 
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    headers = dict(error.headers) if error.headers else None
-    return _error(error.status_code, str(error.detail), headers)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    _LOG.error("%s %s: %r", request.method, request.url.path, error)
-    if isinstance(error, ConnectionError):
-        return _error(503, "the vector server cannot be reached")
-    return _error(500, "internal server error")
+    Args:
+        app: The application.
+        listening: As `listen` gave it.
+        started: Called when the first request can be answered.
+    """
+    config = uvicorn.Config(
+        app,
+        http=_ImpatientProtocol,
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=16 * 1024,
+    )
+    started()
+    uvicorn.Server(config).run(sockets=[listening])

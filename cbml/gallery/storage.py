@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from cbml.errors import BadData, DamagedFile
 from cbml.files import MANIFEST, load_folder, save_folder
 from cbml.gallery.images import GalleryImage
-from cbml.gallery.near_duplicates import SIGNATURE_SIZE
+from cbml.gallery.thumbnails import SIGNATURE_SIZE
 from cbml.index import Kind, Store, open_store
 
 if TYPE_CHECKING:
@@ -54,13 +54,15 @@ class QueryScores:
     """How well each image finds those of its label, in the order of the images.
 
     `totals` are Recall@K, MAP@R and the like, ready for JSON; `first_hits` the rank of the nearest
-    positive, 0 where there is none; `average_precisions` at R, NaN where there is no positive. (N,)
+    positive, 0 where there is none; `average_precisions` at R, NaN where there is no positive;
+    `nearest` the index of the nearest other image, -1 for none, unknown in older galleries. (N,)
     """
 
     totals: dict[str, Any]
     first_hits: NDArray[np.int64]
     positives: NDArray[np.int64]
     average_precisions: NDArray[np.float64]
+    nearest: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,8 @@ class State:
 
     `uid` is made once for each gallery and names its collection on a server; `source` says what
     the images were listed from; `store` is the address of the vectors; `fingerprint` and
-    `generation` name the folders of the model and of the vectors.
+    `generation` name the folders of the model and of the vectors; `trained` says of each image
+    whether the model was trained on it, where that is known.
     """
 
     uid: str
@@ -87,6 +90,7 @@ class State:
     scores: QueryScores | None = None
     bad: tuple[tuple[str, str], ...] = ()
     calibration: "MatchProbability | None" = None
+    trained: NDArray[np.bool_] | None = None
 
     def model_folder(self, folder: Path) -> Path:
         """Where the model is, in the gallery's folder."""
@@ -163,6 +167,7 @@ def read_state(folder: Path) -> State:
             layout=arrays.get("layout"),
             scores=None if metadata["scores"] is None else _scores(metadata["scores"], arrays),
             bad=bad,
+            trained=arrays.get("trained"),
             calibration=_calibration(parts[CALIBRATION]) if CALIBRATION in parts else None,
         )
         _check(state)
@@ -216,8 +221,11 @@ def _arrays(state: State) -> dict[str, NDArray[Any]]:
     if state.layout is not None:
         arrays["layout"] = state.layout
     if state.scores is not None:
-        for name in ("first_hits", "positives", "average_precisions"):
-            arrays[name] = getattr(state.scores, name)
+        for name in ("first_hits", "positives", "average_precisions", "nearest"):
+            if getattr(state.scores, name) is not None:
+                arrays[name] = getattr(state.scores, name)
+    if state.trained is not None:
+        arrays["trained"] = state.trained
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
@@ -236,6 +244,7 @@ def _scores(totals: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> QuerySco
         arrays["first_hits"],
         arrays["positives"],
         arrays["average_precisions"],
+        arrays.get("nearest"),
     )
 
 
@@ -246,6 +255,8 @@ def _check(state: State) -> None:
         lengths.add(len(state.layout))
     if state.scores is not None:
         lengths.add(len(state.scores.first_hits))
+    if state.trained is not None:
+        lengths.add(len(state.trained))
     if len(lengths) != 1:
         raise ValueError(f"parts of {sorted(lengths)} images")
     if len(ids) and (ids[0] < 0 or (np.diff(ids) <= 0).any() or ids[-1] >= state.next_id):

@@ -1,18 +1,36 @@
-"""Images made small and encoded as JPEG, the latest kept in memory up to a bound."""
+"""Images made small: JPEGs to look at, kept in memory up to a bound, and signatures to compare.
+
+The signature of an image is the mean color of each cell of an 8 × 8 grid over it. Compression and
+another size move a mean by a few of its 256 levels; another image moves at least one of them far:
+near-duplicates are the same but for their size and compression, whatever a model thinks of them.
+"""
 
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from cbml.data import UnreadableImage, read_image
 from cbml.files import sha256
 from cbml.gallery.images import GalleryImage
 
-__all__ = ["IMAGE_SIDE", "THUMBNAIL_SIZES", "ByteCache", "file_jpeg", "jpeg"]
+__all__ = [
+    "IMAGE_SIDE",
+    "SIGNATURE_SIZE",
+    "THUMBNAIL_SIZES",
+    "ByteCache",
+    "Signature",
+    "file_jpeg",
+    "jpeg",
+    "mark_near_duplicates",
+    "near_duplicate_groups",
+    "signature_of",
+]
 
 THUMBNAIL_SIZES = (96, 192, 384)
 IMAGE_SIDE = 2048
@@ -68,3 +86,64 @@ class ByteCache:
                 while self.size > self.most:
                     self.size -= len(self._values.popitem(last=False)[1])
         return value
+
+
+CELLS = 8
+SIGNATURE_SIZE = CELLS * CELLS * 3
+# JPEG at quality 60, or half the size, moves the cells of photographs by at most 8 levels.
+TOLERANCE = 12
+
+Signature = NDArray[np.uint8]
+
+
+def signature_of(image: Image.Image) -> Signature:
+    """The mean colors of the cells of an RGB image, (SIGNATURE_SIZE,)."""
+    small = image.resize((CELLS, CELLS), Image.Resampling.BOX, reducing_gap=None)
+    return np.asarray(small, dtype=np.uint8).reshape(SIGNATURE_SIZE)
+
+
+def mark_near_duplicates(
+    signatures: NDArray[np.uint8], first: Sequence[Signature] = ()
+) -> NDArray[np.bool_]:
+    """Whether each image resembles an earlier one that is not itself a near-duplicate, (N,).
+
+    The signatures are in the order of preference; those of `first` come before all of them.
+    """
+    distinct = np.empty((len(first) + len(signatures), SIGNATURE_SIZE), dtype=np.int16)
+    count = len(first)
+    for index, signature in enumerate(first):
+        distinct[index] = signature
+    marked = np.zeros(len(signatures), dtype=np.bool_)
+    for index, signature in enumerate(signatures):
+        farthest = np.abs(distinct[:count] - signature).max(axis=1, initial=0)
+        marked[index] = bool((farthest <= TOLERANCE).any())
+        if not marked[index]:
+            distinct[count] = signature
+            count += 1
+    return marked
+
+
+def near_duplicate_groups(signatures: NDArray[np.uint8]) -> list[list[int]]:
+    """Indices of images that resemble the first of their group; only groups of two or more.
+
+    Sorted by brightness, near-duplicates lie close together: means that differ by more than the
+    tolerance cannot belong to signatures that differ by less, so few pairs have to be compared.
+    """
+    brightness = signatures.mean(axis=1)
+    order = np.argsort(brightness, kind="stable")
+    sorted_brightness = brightness[order]
+    group_of = np.full(len(signatures), -1)
+    groups: list[list[int]] = []
+    for index in range(len(signatures)):
+        if group_of[index] >= 0:
+            continue
+        bounds = brightness[index] - TOLERANCE, brightness[index] + TOLERANCE
+        low, high = np.searchsorted(sorted_brightness, bounds)
+        near = order[low : high + 1]
+        near = near[(near > index) & (group_of[near] < 0)]
+        difference = np.abs(signatures[near].astype(np.int16) - signatures[index])
+        members = np.sort(near[difference.max(axis=1, initial=0) <= TOLERANCE])
+        if len(members):
+            group_of[[index, *members]] = len(groups)
+            groups.append([index, *members.tolist()])
+    return groups

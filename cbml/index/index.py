@@ -48,6 +48,8 @@ class Index:
         folder: Folder that `save` writes to.
     """
 
+    immediate = False
+
     def __init__(self, dim: int, *, kind: Kind = "flat", folder: Path | str | None = None) -> None:
         if not isinstance(dim, int) or dim < 1:
             raise ValueError(f"dim must be a whole number of at least 1, got {dim!r}")

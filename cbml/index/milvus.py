@@ -13,6 +13,7 @@ import itertools
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,8 @@ class MilvusStore:
         token: "user:password" or a key, for servers that ask for one.
         timeout: seconds to wait for an answer.
     """
+
+    immediate = True
 
     def __init__(
         self, address: str, dim: int, *, name: str, token: str | None = None, timeout: float = 30.0
@@ -121,7 +124,7 @@ class MilvusStore:
         near, names = in_order(near.reshape(shape), names.reshape(shape))
         return Matches(ids=names[:, :k], similarities=near[:, :k])
 
-    def save(self) -> None:
+    def save(self, folder: Path | str | None = None) -> None:
         """Nothing is left to do: the server keeps what it has confirmed."""
 
     def close(self) -> None:  # noqa: D102

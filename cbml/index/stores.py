@@ -13,10 +13,12 @@ from cbml.index.vectors import Ids, Vectors, refuse_width
 class Store(Protocol):
     """Unit vectors under stable ids.
 
-    Every call does all of its work or, with an error, none of it, and can be repeated.
+    Every call does all of its work or, with an error, none of it, and can be repeated. `immediate`
+    says when changes last: from the moment of the call, or from `save`.
     """
 
     dim: int
+    immediate: bool
 
     def __len__(self) -> int: ...
 
@@ -58,8 +60,12 @@ class Store(Protocol):
         """
         ...
 
-    def save(self) -> None:
-        """Make what was added and removed last; a server keeps it from the moment of the call."""
+    def save(self, folder: Path | str | None = None) -> None:
+        """Make what was added and removed last; a server has kept it already.
+
+        Args:
+            folder: where to, for a store in a folder; by default where it was before.
+        """
         ...
 
     def close(self) -> None:

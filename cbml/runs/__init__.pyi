@@ -7,6 +7,7 @@ from .build import build_model as build_model
 from .build import build_run_loss as build_run_loss
 from .build import check_options as check_options
 from .build import load_splits as load_splits
+from .build import training_paths as training_paths
 from .build import training_splits as training_splits
 from .config import RunConfig as RunConfig
 from .demo import Demonstration as Demonstration

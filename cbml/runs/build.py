@@ -3,7 +3,9 @@
 import dataclasses
 import importlib
 import inspect
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from cbml.losses import build_loss
 from cbml.methods import METHODS
 from cbml.models import Embedder, Execution, find_backbone, resolve_levels
 from cbml.runs.config import RunConfig
+from cbml.runs.folder import recorded_config
 from cbml.runs.sections import LossConfig, MethodConfig
 from cbml.training import Distributed, Method, keep_freed_memory
 from cbml.training import build_batches as build_training_batches
@@ -87,6 +90,22 @@ def training_splits(config: RunConfig) -> Splits:
             return unlabeled_splits("folder", root, "all images below it", paths)
     splits = load_splits(config.replace(data={"validation": 0.0}))
     return dataclasses.replace(splits, train=ImageDataset(splits.train.paths))
+
+
+def training_paths(run: str | Path) -> set[str] | None:
+    """Absolute paths of the images that a run was trained on; None where that is not known.
+
+    Args:
+        run: A run's folder; of a saved model or a backbone nothing is known.
+    """
+    folder = Path(run)
+    if not (folder / "run.json").is_file():
+        return None
+    try:
+        images = training_splits(recorded_config(folder)).train
+    except (BadData, OSError):  # the data is elsewhere now
+        return None
+    return {os.path.abspath(path) for path in images.paths}
 
 
 def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:

@@ -12,11 +12,11 @@ from PIL import Image
 
 from cbml.bayes import MatchProbability
 from cbml.errors import BadData
-from cbml.gallery import Gallery, Query, SearchOptions, build, cohorts, list_images, near_duplicates
+from cbml.gallery import Gallery, Query, SearchOptions, build, list_images, thumbnails
 from cbml.gallery import gallery as search
-from cbml.gallery.compare import compare_search, counterparts
 from cbml.gallery.layout import _descend, _gradient, _joint, layout
-from cbml.gallery.near_duplicates import mark_near_duplicates, signature_of
+from cbml.gallery.scores import compare_search, counterparts, worst_queries
+from cbml.gallery.thumbnails import mark_near_duplicates, signature_of
 from tests.gallery import small
 from tests.oracles import gallery as oracle
 
@@ -122,7 +122,7 @@ def test_worst_first(gallery: Gallery) -> None:
     assert scores is not None
     keys = [
         (scores.average_precisions[place], -scores.first_hits[place], gallery.ids[place])
-        for place in gallery.worst
+        for place in worst_queries(gallery)
     ]
     assert keys == sorted(keys)
     assert len(keys) == int((scores.positives > 0).sum())
@@ -137,7 +137,7 @@ def test_compression_and_size_are_the_same_look(photographs: list[Image.Image]) 
             versions.append(Image.open(output).convert("RGB"))
         for version in versions:
             difference = signature_of(image).astype(int) - signature_of(version)
-            assert np.abs(difference).max() <= near_duplicates.TOLERANCE
+            assert np.abs(difference).max() <= thumbnails.TOLERANCE
 
 
 def test_other_images_are_another_look(photographs: list[Image.Image]) -> None:
@@ -159,7 +159,7 @@ def photographs() -> list[Image.Image]:
 def test_a_chain_of_small_changes_does_not_hide_everything() -> None:
     # Each is like the one before, but only what is like an image that is shown is a repetition.
     signatures = np.array(
-        [[10 * step] * near_duplicates.SIGNATURE_SIZE for step in range(10)], dtype=np.uint8
+        [[10 * step] * thumbnails.SIGNATURE_SIZE for step in range(10)], dtype=np.uint8
     )
     assert mark_near_duplicates(signatures).tolist() == [False, True] * 5
 
@@ -333,7 +333,7 @@ def test_only_images_that_are_shown_are_looked_around(
         again = opened.search(stranger, SearchOptions(k=3)).results
         assert searched == [1, 3, 1]  # the second time they are known
         assert first == again
-        monkeypatch.setattr(cohorts, "LARGEST", 5)
+        monkeypatch.setattr(search, "COHORTS_UP_TO", 5)
         plain = opened.search(stranger, SearchOptions(k=3)).results
         assert searched[3:] == [1]
         assert [one.probability for one in plain] != [one.probability for one in first]

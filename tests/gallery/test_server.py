@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from cbml.gallery import Gallery, SearchOptions
-from cbml.gallery.uploads import BODY_LIMIT, READ_SECONDS
+from cbml.gallery.middleware import BODY_LIMIT, READ_SECONDS
 from tests.gallery import hostile, small
 
 API = "/api/v1"
@@ -237,7 +237,7 @@ def test_too_many_at_once_are_told_to_wait(port: int) -> None:
 
 def test_a_taken_port_is_said_so(gallery_folder: Path, port: int) -> None:
     from cbml.errors import BadData
-    from cbml.gallery.server import listen
+    from cbml.gallery.service import listen
 
     with pytest.raises(BadData, match=f"cannot listen on 127.0.0.1 port {port}.*--port"):
         listen("127.0.0.1", port)

@@ -87,9 +87,8 @@ def fits(schema: dict[str, Any], value: Any, schemas: dict[str, Any]) -> bool:
             return isinstance(value, list) and all(fits(inner, one, schemas) for one in value)
         case "object" if "properties" in schema:
             inside = schema["properties"]
-            return set(value) == set(inside) and all(
-                fits(inside[name], item, schemas) for name, item in value.items()
-            )
+            same = isinstance(value, dict) and set(value) == set(inside)
+            return same and all(fits(inside[name], item, schemas) for name, item in value.items())
         case "object":
             inner = schema["additionalProperties"]
             return all(fits(inner, item, schemas) for item in value.values())

@@ -108,6 +108,16 @@ def test_confusions_and_differences(client: Client, gallery: Gallery, lone: Clie
     pairs = {(one["label"], one["taken_for"]): one["count"] for one in found["confusions"]}
     assert pairs == expected
     assert found["errors"] == sum(expected.values())
+    for one in found["confusions"]:
+        assert 0 < len(one["examples"]) <= one["count"]
+        for example in one["examples"]:
+            number = example["query"]["id"]
+            nearest = client.get(f"{API}/images/{number}/search?k=1").json()["results"][0]
+            assert example["nearest"]["id"] == nearest["id"]
+            assert (example["query"]["label"], example["nearest"]["label"]) == (
+                one["label"],
+                one["taken_for"],
+            )
     counts = [one["count"] for one in found["confusions"]]
     assert counts == sorted(counts, reverse=True)
     images = client.get(f"{API}/differences").json()["images"]
@@ -312,7 +322,7 @@ def test_what_is_no_gallery_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_uploads_beyond_their_number_hear_of_it(gallery: Gallery) -> None:
-    from cbml.gallery.uploads import Uploads
+    from cbml.gallery.middleware import Uploads
 
     full = Uploads(at_once=1)
     with Client(make_app(gallery, hosts={"localhost"}, uploads=full)) as client:

@@ -1,17 +1,18 @@
 // The page: reads the address, asks the view for its content, shows it.
 import { Trouble, get, keepToken } from "./api.js";
-import { announce, byId, count, element, score } from "./elements.js";
+import { announce, byId, count, element, plural, score } from "./elements.js";
 import { bindControls, syncControls } from "./controls.js";
 import { bindDetail, syncDetail } from "./detail.js";
 import { bindKeys } from "./keys.js";
 import { address, listen, read } from "./state.js";
 import { limitTo, watch } from "./uploads.js";
 import * as compare from "./compare.js";
+import * as confusions from "./confusions.js";
 import * as map from "./map.js";
 import * as images from "./images.js";
 import * as worst from "./worst.js";
 
-const VIEWS = { images, worst, compare, map };
+const VIEWS = { images, worst, confusions, compare, map };
 
 let info = null;
 let asked = null; // the request under way
@@ -42,7 +43,7 @@ async function draw({ scroll = null } = {}) {
     if (scroll !== null) scrollTo(0, scroll);
   }
   syncControls(state, info);
-  syncDetail(state, shown);
+  syncDetail(state, info, shown);
 }
 
 function place(result, wanted) {
@@ -62,8 +63,27 @@ async function start(signal) {
   const found = await get("info", {}, signal);
   byId("gallery").textContent = found.name;
   limitTo(found.limits.body_bytes);
+  const about = [checked(found), trained(found)].filter(Boolean).join(" ");
+  byId("about").textContent = about;
+  byId("about").hidden = !about;
   totals(found).catch(() => {}); // the images are shown without them
   return found;
+}
+
+/** What the probabilities were tested on. */
+function checked({ probability_check: check }) {
+  if (!check) return "";
+  const where = check.on === "gallery" ? "of this gallery, for labels left out of the fit" : "for classes held out of training";
+  return `Probabilities were tested on ${plural(check.results, "result")} ${where}: ${(100 * check.error).toFixed(1)} points off on average.`;
+}
+
+/** Whether training images are among what the totals are about. */
+function trained({ trained_on: number, images, has_scores: scored }) {
+  const better = scored ? ", so the scores are better than for new images" : "";
+  if (number === 0) return "None of these images was used in training.";
+  if (number === images && images) return `All of these images were used in training${better}.`;
+  if (number > 0) return `${count(number)} of these images were used in training${better}.`;
+  return scored ? "Whether training images are among these is not known." : "";
 }
 
 async function totals(found) {

@@ -1,17 +1,20 @@
 // Two models side by side: the same query, both rankings, and how far each image moved.
 import { get, send, thumbnail } from "./api.js";
-import { count, decimals, element, known, score } from "./elements.js";
+import { count, decimals, element, known, plural, score, toast } from "./elements.js";
+import { emptyLabel } from "./labels.js";
 import { address } from "./state.js";
-import { grid } from "./tiles.js";
+import { grid, tile } from "./tiles.js";
 import { keptImage } from "./uploads.js";
+
+const PAGE = 48;
 
 export async function build(state, info, signal) {
   if (!info.compare) return { node: alone(info) };
   const sides = info.has_scores ? ["main", "compare"] : [];
   const [ours, theirs] = await Promise.all(sides.map((which) => totals(which, signal)));
   const names = [info.name, info.compare];
-  if (!state.query && !state.upload) return { node: element("div", {}, both(names, [ours, theirs]), ask()) };
-  const blob = state.upload ? await keptImage(state.upload) : null;
+  if (!state.query && !state.upload) return overview(state, names, [ours, theirs], signal);
+  const blob = state.upload ? await keptImage(state.upload.split(".")[0]) : null;
   if (state.upload && !blob) return { node: ask() };
   const size = { k: Math.min(state.k, info.limits.k) };
   const found = blob ? await send("compare", blob, size, signal) : await get(`compare/${state.query}`, size, signal);
@@ -68,6 +71,45 @@ function figures(totals, query) {
 function both(names, scores) {
   return element("div", { class: "pair" }, names.map((name, i) =>
     element("section", { "aria-label": `Model ${name}` }, element("h2", { class: "wrap" }, name), figures(scores[i], null))));
+}
+
+/** Both models' totals, and the queries on which they differ most. */
+async function overview(state, names, scores, signal) {
+  const found = scores[0] && scores[1] ? await get("differences", { limit: PAGE, label: state.label }, signal) : { total: 0, images: [] };
+  const list = element("ol", { class: "differences", "aria-label": "Largest differences" });
+  const shown = { title: "Largest differences", address: location.href, facts: { queries: found.total }, parts: [{ name: "differences", images: found.images }] };
+  const more = element("button", { type: "button", click: next }, "Show more");
+  const add = (images) => {
+    list.append(...images.map((image) => difference(image, names)));
+    more.hidden = found.images.length >= found.total;
+  };
+  async function next() {
+    more.disabled = true; // one press, one page
+    try {
+      const answer = await get("differences", { limit: PAGE, offset: found.images.length, label: state.label }, signal);
+      found.images.push(...answer.images);
+      add(answer.images);
+    } catch (error) {
+      if (error.name !== "AbortError") toast(error.message);
+    }
+    more.disabled = false;
+  }
+  add(found.images);
+  const empty = found.total === 0 && state.label && (await emptyLabel(state, signal));
+  const part = found.total ? element("section", { "aria-label": "Largest differences" },
+    element("div", { class: "title" }, element("h2", {}, "Where the two models differ most"),
+      element("span", { class: "soft" }, `${plural(found.total, "query", "queries")} by the change of average precision; click one to see both rankings`)),
+    list, element("div", { class: "onward" }, more)) : empty || ask();
+  return { node: element("div", {}, both(names, scores), part), shown, said: "Where the two models differ most" };
+}
+
+function difference(image, names) {
+  const gain = image.other_average_precision - image.average_precision;
+  const change = { way: gain > 0 ? "up" : "down", text: `${gain > 0 ? "▲" : "▼"} ${decimals(Math.abs(gain))} with ${names[1]}`,
+    spoken: `average precision ${decimals(image.average_precision)} with ${names[0]}, ${decimals(image.other_average_precision)} with ${names[1]}` };
+  const item = tile({ ...image, change });
+  item.querySelector(".caption").append(element("div", { class: "numbers" }, `${decimals(image.average_precision)} → ${decimals(image.other_average_precision)}`));
+  return item;
 }
 
 function ask() {

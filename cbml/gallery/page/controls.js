@@ -1,7 +1,7 @@
 // The bar above the images: filters, and the export of what is shown.
-import { get } from "./api.js";
 import { byId, element, later, percent } from "./elements.js";
 import { save } from "./exports.js";
+import { offerLabels } from "./labels.js";
 import { DEFAULTS, address, go, read } from "./state.js";
 
 const FILTERS = ["text", "label", "probability", "unique"];
@@ -24,15 +24,23 @@ export function syncControls(state, info) {
   byId("probability").value = state.probability;
   byId("probability-value").textContent = least(state.probability);
   byId("unique").checked = state.unique;
+  byId("sort").value = state.sort;
   showSize(state.k);
   byId("clear").hidden = !FILTERS.some((name) => state[name] !== DEFAULTS[name]);
   for (const link of document.querySelectorAll("nav a")) {
     const view = link.dataset.view;
     const home = view === "images" && state.view === "images" ? { query: "", upload: "" } : {};
     link.href = address({ view, detail: "", lasso: "", ...home }, state);
-    if (view === state.view) link.setAttribute("aria-current", "page");
+    if (view === state.view) reveal(link);
     else link.removeAttribute("aria-current");
   }
+}
+
+/** Mark the link of the view; on narrow screens its bar scrolls. */
+function reveal(link) {
+  link.setAttribute("aria-current", "page");
+  const bar = link.closest("nav");
+  bar.scrollLeft = link.offsetLeft - bar.offsetLeft - (bar.clientWidth - link.offsetWidth) / 2;
 }
 
 const least = (probability) => (probability > 0 ? `≥ ${percent(probability)}` : "any");
@@ -53,7 +61,8 @@ export function bindControls(shown) {
   const text = later((value) => go({ text: value.trim() }, { replace: true }), 200);
   byId("text").addEventListener("input", (event) => text(event.target.value));
   byId("label").addEventListener("change", (event) => go({ label: event.target.value.trim() }));
-  byId("label").addEventListener("focus", offerLabels, { once: true });
+  byId("label").addEventListener("focus", offerLabels);
+  byId("label").addEventListener("input", offerLabels);
   const probability = later((value) => go({ probability: value }, { replace: true }), 120);
   byId("probability").addEventListener("input", (event) => {
     byId("probability-value").textContent = least(Number(event.target.value));
@@ -61,6 +70,7 @@ export function bindControls(shown) {
   });
   byId("unique").addEventListener("change", (event) => go({ unique: event.target.checked }));
   byId("k").addEventListener("change", (event) => go({ k: Number(event.target.value) }));
+  byId("sort").addEventListener("change", (event) => go({ sort: event.target.value }));
   byId("clear").addEventListener("click", clearFilters);
   byId("bar").addEventListener("submit", (event) => event.preventDefault());
   byId("filter-button").addEventListener("click", (event) => {
@@ -79,21 +89,16 @@ function bindExport(shown) {
       save(button.dataset.kind, shown());
     });
   }
+  for (const each of document.querySelectorAll("details.menu")) bindMenu(each);
+}
+
+function bindMenu(menu) {
   document.addEventListener("click", (event) => { if (!menu.contains(event.target)) menu.open = false; });
   menu.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !menu.open) return;
     menu.open = false;
     menu.querySelector("summary").focus();
   });
-}
-
-async function offerLabels() {
-  try {
-    const { labels } = await get("labels", {});
-    byId("labels").replaceChildren(...labels.slice(0, 2000).map(({ label }) => element("option", { value: label })));
-  } catch {
-    // a label can still be typed
-  }
 }
 
 /** Links within the page change the state; with a modifier key they open as usual. */

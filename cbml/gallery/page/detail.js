@@ -1,13 +1,14 @@
 // One image large, with everything known about it and the command that repeats the search.
 import { get, original } from "./api.js";
-import { announce, byId, count, decimals, element, known, percent, toast } from "./elements.js";
+import { commandBlock, searchCommand } from "./commands.js";
+import { announce, byId, count, decimals, element, known, percent } from "./elements.js";
 import { address, go, read } from "./state.js";
 
 let opened = false; // by this page, so that closing is a step back
 let neighbors = [];
 
 /** Open, change or close the dialog as the address says. */
-export async function syncDetail(state, shown) {
+export async function syncDetail(state, info, shown) {
   const dialog = byId("detail");
   if (!state.detail) {
     if (dialog.open) dialog.close();
@@ -18,7 +19,7 @@ export async function syncDetail(state, shown) {
   try {
     const image = await get(`images/${state.detail}`);
     if (read().detail !== state.detail) return; // somebody was quicker
-    fill({ ...found, ...image }, state);
+    fill({ ...found, ...image }, state, info);
   } catch (error) {
     byId("detail-title").textContent = "Not available";
     byId("detail-body").replaceChildren(element("p", { role: "alert" }, error.message));
@@ -28,12 +29,12 @@ export async function syncDetail(state, shown) {
   if (!dialog.open) dialog.showModal();
 }
 
-function fill(image, state) {
+function fill(image, state, info) {
   const search = address({ view: "images", query: String(image.id), upload: "", detail: "", lasso: "" }, state);
   byId("detail-title").textContent = image.name;
   byId("detail-body").replaceChildren(element("div", { class: "detail" },
     element("div", { class: "frame" }, element("img", { src: original(image.id), alt: image.name })),
-    element("div", { class: "side" }, facts(image), command(image),
+    element("div", { class: "side" }, facts(image), info && commandBlock(searchCommand(info, state, { ids: [image.id] }), "Search with this image in a terminal"),
       element("div", { class: "actions" }, element("a", { class: "button primary", href: search }, "Search with this image")))));
   announce(`Details of ${image.name}`);
 }
@@ -47,26 +48,10 @@ function facts(image) {
     ["same label", known(image.positives) && count(image.positives)],
     ["size", image.width && `${image.width} × ${image.height}`],
     ["bytes", known(image.bytes) && count(image.bytes)], ["number", image.id],
+    ["used in training", typeof image.trained_on === "boolean" && (image.trained_on ? "yes" : "no")],
     ["same content", image.same_content?.length > 0 && image.same_content.join(", ")]];
   return element("dl", { class: "facts" }, rows.filter(([, value]) => value !== false && value != null).flatMap(
     ([name, value]) => [element("dt", {}, name), element("dd", {}, String(value))]));
-}
-
-function command(image) {
-  if (!image.command) return null;
-  const text = element("pre", { tabindex: "0", "aria-label": "Command" }, element("code", {}, image.command));
-  return element("div", { class: "command" }, element("h3", {}, "The same search in a terminal"), text,
-    element("button", { type: "button", click: () => copy(image.command, text) }, "Copy"));
-}
-
-async function copy(text, holder) {
-  try {
-    await navigator.clipboard.writeText(text);
-    toast("Copied.");
-  } catch {
-    getSelection().selectAllChildren(holder); // not allowed here: the person can press the keys
-    toast("Selected: press Ctrl+C to copy.");
-  }
 }
 
 function target(by) {

@@ -1,7 +1,10 @@
 // The first view: all images, or those nearest to the query with the positives it missed.
-import { get, send, thumbnail } from "./api.js";
+import { blobOf, get, original, send, thumbnail } from "./api.js";
+import { commandBlock, searchCommand } from "./commands.js";
 import { clearFilters } from "./controls.js";
-import { count, decimals, element, known, plural } from "./elements.js";
+import { openCrop } from "./crop.js";
+import { count, decimals, element, known, percent, plural } from "./elements.js";
+import { emptyLabel } from "./labels.js";
 import { address } from "./state.js";
 import { extend, grid } from "./tiles.js";
 import { keptImage, pick } from "./uploads.js";
@@ -9,6 +12,7 @@ import { keptImage, pick } from "./uploads.js";
 const PAGE = 120;
 
 export function build(state, info, signal) {
+  if (state.upload.includes(".")) return byUploads(state, info, signal);
   if (state.upload) return byUpload(state, info, signal);
   return state.query ? byImage(state, info, signal) : browse(state, info, signal);
 }
@@ -17,7 +21,7 @@ async function browse(state, info, signal) {
   const filters = { label: state.label, text: state.text, limit: PAGE };
   const found = await get("images", { ...filters, offset: 0 }, signal);
   if (!info.images) return { node: emptyGallery() };
-  if (!found.total) return { node: nothing(), said: "No image matches." };
+  if (!found.total) return { node: (await emptyLabel(state, signal)) ?? nothing(), said: "No image matches." };
   const filtered = Boolean(state.label || state.text);
   const list = grid(found.images, { name: "All images" });
   const shown = { title: filtered ? "Filtered images" : "Images", facts: { images: found.total },
@@ -35,9 +39,9 @@ function welcome(info) {
   return element("div", { class: "welcome" },
     element("div", {},
       element("h2", {}, `Search ${plural(info.images, "image")} by looking`),
-      element("p", {}, "Drop an image anywhere, paste it, or choose one: the nearest images come back",
+      element("p", {}, "Drop images anywhere, paste them, or choose some: the nearest images come back",
         info.has_probability ? ", each with the probability that it shows the same thing." : ".")),
-    element("button", { type: "button", click: pick }, "Choose an image"));
+    element("button", { type: "button", click: pick }, "Choose images"));
 }
 
 /** A button for the next images that presses itself when it comes into view. */
@@ -85,15 +89,42 @@ function nothing() {
 
 async function byImage(state, info, signal) {
   const found = await get(`images/${state.query}/search`, parameters(state, info), signal);
-  return results(info, found, { ...found.query, source: thumbnail(found.query.id, 384) });
+  const { id } = found.query;
+  const query = { ...found.query, source: thumbnail(id, 384), bytes: () => blobOf(original(id)) };
+  return results(state, info, found, query, { ids: [id] }, signal);
 }
 
 async function byUpload(state, info, signal) {
   const blob = await keptImage(state.upload);
   if (!blob) return { node: lost() };
   const found = await send("search", blob, parameters(state, info), signal);
-  const name = blob.name || "Pasted image";
-  return results(info, found, { name, blob, source: URL.createObjectURL(blob) });
+  const name = blob.name || "pasted.png";
+  return results(state, info, found, { name, blob, source: URL.createObjectURL(blob), bytes: async () => blob }, { names: [name] }, signal);
+}
+
+/** Several images from this computer: a row of nearest images for each. */
+async function byUploads(state, info, signal) {
+  const keys = state.upload.split(".");
+  const blobs = await Promise.all(keys.map(keptImage));
+  if (!blobs.every(Boolean)) return { node: lost() };
+  const names = blobs.map((blob) => blob.name || "pasted.png");
+  const answers = await Promise.all(blobs.map((blob) => send("search", blob, parameters(state, info), signal)));
+  const rows = answers.map((found, i) => {
+    const source = URL.createObjectURL(blobs[i]);
+    return element("li", { class: "row" },
+      element("div", { class: "asking" }, element("div", { class: "frame" },
+        element("img", { src: source, alt: `The query: ${names[i]}`, load: () => URL.revokeObjectURL(source) })),
+        element("h3", { class: "wrap" }, names[i]), element("a", { href: address({ upload: keys[i] }) }, "This search alone")),
+      element("div", { class: "found" }, unlikely(found),
+        found.results.length ? grid(found.results, { strip: true, name: `Nearest to ${names[i]}` }) : element("p", {}, "No image matches the filters.")));
+  });
+  const shown = { title: `Nearest to ${plural(names.length, "image")}`, address: location.href, facts: { queries: names.length },
+    parts: answers.map((found, i) => ({ name: names[i], images: found.results })) };
+  const node = element("section", { "aria-label": "Nearest images" },
+    element("div", { class: "title" }, element("h2", {}, `${plural(names.length, "query image")}`),
+      element("span", { class: "soft" }, `the nearest of ${plural(info.images, "image")} to each`)),
+    element("ol", { class: "queries" }, rows), commandBlock(searchCommand(info, state, { names })));
+  return { node, shown, said: shown.title };
 }
 
 function lost() {
@@ -106,15 +137,18 @@ function lost() {
 
 function parameters(state, info) {
   return { k: Math.min(state.k, info.limits.k), label: state.label, text: state.text,
-    min_probability: info.has_probability && state.probability ? state.probability : "", hide_duplicates: state.unique };
+    min_probability: info.has_probability && state.probability ? state.probability : "", hide_duplicates: state.unique,
+    sort: info.has_probability && state.sort === "probability" ? "probability" : "" };
 }
 
-function results(info, found, query) {
+async function results(state, info, found, query, asked, signal) {
   const facts = figures(query);
   const shown = { title: `Nearest to ${query.name}`, address: location.href, query, facts: { label: query.label ?? "unknown", ...Object.fromEntries(facts) },
     parts: [{ name: "nearest", images: found.results }, { name: "missed", images: found.missed ?? [] }] };
-  const body = element("div", {}, nearest(found), missed(found));
-  const node = element("div", { class: "search" }, panel(info, query, facts), body);
+  const command = commandBlock(searchCommand(info, state, asked));
+  const empty = found.results.length ? null : (await emptyLabel(state, signal)) ?? nothing();
+  const body = element("div", {}, empty ?? nearest(state, found), missed(found));
+  const node = element("div", { class: "search" }, panel(info, query, facts, command), body);
   return { node, shown, said: `${plural(found.results.length, "image")} nearest to ${query.name}` };
 }
 
@@ -129,34 +163,52 @@ function figures(query) {
   return facts;
 }
 
-function panel(info, query, facts) {
+function panel(info, query, facts, command) {
   const image = element("img", { src: query.source, alt: `The query: ${query.name}`,
     load: () => URL.revokeObjectURL(query.source) });
   const compare = info.compare &&
     element("a", { class: "button", href: address({ view: "compare", detail: "" }) }, "Compare");
   const details = query.id !== undefined &&
     element("button", { type: "button", "data-detail": query.id }, "Details");
+  const crop = element("button", { type: "button", click: () => openCrop(query.bytes, query.name) }, "Crop");
+  // Only in this browser: for the command it has to be a file.
+  const made = query.blob && /-crop\.png$|^pasted\.png$/.test(query.name) &&
+    element("button", { type: "button", click: () => keepFile(query) }, "Save image");
   return element("aside", { class: "query", "aria-label": "Query" },
     element("div", { class: "frame" }, image),
     element("div", {}, element("h2", {}, query.name), query.label != null && element("p", { class: "wrap" }, query.label),
       element("dl", { class: "facts" }, facts.flatMap(([name, value]) =>
         [element("dt", {}, name), element("dd", {}, String(value))]))),
-    element("div", { class: "actions" }, details, compare,
-      element("a", { class: "button", href: address({ query: "", upload: "" }) }, "All images")));
+    element("div", { class: "actions" }, crop, details, compare, made,
+      element("a", { class: "button", href: address({ query: "", upload: "" }) }, "All images")), command);
 }
 
-function nearest(found) {
-  if (!found.results.length) return nothing();
+function keepFile({ blob, name }) {
+  const url = URL.createObjectURL(blob);
+  element("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** A word where no result is more likely right than wrong. */
+function unlikely({ results: found }) {
+  const best = Math.max(...found.map((image) => image.probability ?? Infinity));
+  if (!found.length || best >= 0.5) return null;
+  return element("p", { class: "unlikely", role: "note" }, element("b", {}, "Nothing here is likely to show the same thing."),
+    ` The best chance of a result is ${percent(best)}.`);
+}
+
+function nearest(state, found) {
   const relevant = found.results.filter((image) => image.relevant === true).length;
   const note = [
     found.results.some((image) => image.relevant != null) && `${count(relevant)} with the query's label`,
+    state.sort === "probability" && "most probable first",
     found.hidden_duplicates && `${plural(found.hidden_duplicates, "near-duplicate")} hidden`,
     `of ${count(found.searched)} in ${Math.max(1, Math.round(found.took_ms))} ms`,
   ].filter(Boolean).join(" · ");
   return element("section", { "aria-label": "Nearest images" },
     element("div", { class: "title" }, element("h2", {}, `${plural(found.results.length, "nearest image")}`),
       element("span", { class: "soft" }, note)),
-    grid(found.results, { name: "Nearest images" }));
+    unlikely(found), grid(found.results, { name: "Nearest images" }));
 }
 
 function missed(found) {

@@ -4,7 +4,7 @@ import { byId } from "./elements.js";
 import { go } from "./state.js";
 import { pick } from "./uploads.js";
 
-const VIEWS = { p: "images", w: "worst", c: "compare", m: "map" };
+const VIEWS = { p: "images", w: "worst", x: "confusions", c: "compare", m: "map" };
 const SWITCH = "cbml-single-letter-keys";
 
 function remembered() {

@@ -2,6 +2,7 @@
 import { get, showImage, thumbnail } from "./api.js";
 import { openDetail } from "./detail.js";
 import { announce, count, element, plural } from "./elements.js";
+import { emptyLabel, spelled } from "./labels.js";
 import { Plot, groupColors } from "./plot.js";
 import { address, go } from "./state.js";
 import { grid } from "./tiles.js";
@@ -13,6 +14,8 @@ const MOST = 48; // corners of an outline, so that it fits into the address
 export async function build(state, info, signal) {
   if (!info.has_map) return { node: missing() };
   const data = await get("map", {}, signal);
+  const unknown = state.label && (await emptyLabel(state, signal));
+  if (unknown) return { node: unknown };
   const outline = parse(state.lasso);
   const scene = sceneOf(data, state);
   const found = outline ? scene.plot.within(outline).filter((i) => !scene.plot.dimmed?.[i]) : [];
@@ -54,7 +57,7 @@ function makeScene(data, label, dark) {
   const hover = element("div", { class: "hover", hidden: true, "aria-hidden": "true" });
   const unit = (values) => Float64Array.from(values, (value) => value / 65535);
   const plot = new Plot(unit(data.x), unit(data.y), groupColors(data.labels, dark), base);
-  const wanted = data.label_names.indexOf(label);
+  const wanted = data.label_names.indexOf(spelled(data.label_names, label));
   if (label) plot.dimmed = Uint8Array.from(data.labels, (each) => Number(each !== wanted));
   const scene = { plot, data, label, dark, top, hover, outline: null, point: -1, tool: "lasso" };
   scene.node = element("div", { class: "plot" }, tools(scene), base, top, hover);

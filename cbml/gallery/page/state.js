@@ -2,10 +2,11 @@
 
 /** Every setting of the page with its default; defaults stay out of the address. */
 export const DEFAULTS = Object.freeze({
-  view: "images", // images | worst | compare | map
+  view: "images", // images | worst | confusions | compare | map
   query: "", // the number of an image of the gallery
-  upload: "", // or the key of an image from this computer
+  upload: "", // or the keys of images from this computer, with a dot between
   k: 24,
+  sort: "similarity", // or probability
   label: "",
   text: "",
   probability: 0, // results below it are left out
@@ -29,7 +30,8 @@ export function read(search = location.search) {
   }
   if (!/^\d{0,15}$/.test(state.query)) state.query = "";
   if (!/^\d{0,15}$/.test(state.detail)) state.detail = "";
-  if (!["images", "worst", "compare", "map"].includes(state.view)) state.view = DEFAULTS.view;
+  if (!["images", "worst", "confusions", "compare", "map"].includes(state.view)) state.view = DEFAULTS.view;
+  if (!["similarity", "probability"].includes(state.sort)) state.sort = DEFAULTS.sort;
   return state;
 }
 

@@ -4,7 +4,8 @@ import { byId, toast } from "./elements.js";
 import { go } from "./state.js";
 
 const kept = new Map();
-const KEEP = 20;
+const KEEP = 40;
+const AT_ONCE = 12; // queries of one search
 
 function database() {
   return new Promise((resolve, reject) => {
@@ -47,20 +48,26 @@ async function keep(key, file) {
 
 let largest = Infinity;
 
-/** Search with a file of this computer, or say why not. */
-async function accept(file) {
-  if (!file) return;
-  if (file.type && !file.type.startsWith("image/")) {
-    toast(`${file.name || "This"} is not an image.`);
-    return;
+/** Why a file is not searched with; empty where it is. */
+function objection(file) {
+  if (file.type && !file.type.startsWith("image/")) return `${file.name || "This"} is not an image.`;
+  if (file.size > largest) return `This image has ${megabytes(file.size)}; the service takes at most ${megabytes(largest)}.`;
+  return "";
+}
+
+/** Search with files of this computer; what cannot be used is left out with a word. */
+export async function searchWith(files) {
+  const good = [...files].filter((file) => !objection(file));
+  const problem = [...files].map(objection).find(Boolean);
+  if (problem) toast(problem);
+  else if (good.length > AT_ONCE) toast(`The first ${AT_ONCE} of ${good.length} images are searched with.`);
+  const keys = [];
+  for (const file of good.slice(0, AT_ONCE)) {
+    const key = Date.now().toString(36) + Math.random().toString(36).slice(2, 6);
+    await keep(key, file);
+    keys.push(key);
   }
-  if (file.size > largest) {
-    toast(`This image has ${megabytes(file.size)}; the service takes at most ${megabytes(largest)}.`);
-    return;
-  }
-  const key = Date.now().toString(36) + Math.random().toString(36).slice(2, 6);
-  await keep(key, file);
-  go({ view: "images", query: "", upload: key, detail: "" });
+  if (keys.length) go({ view: "images", query: "", upload: keys.join("."), detail: "" });
 }
 
 const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MB`;
@@ -88,18 +95,17 @@ export function watch() {
   addEventListener("drop", (event) => {
     event.preventDefault();
     hint.hidden = true;
-    if (event.dataTransfer.files.length) accept(event.dataTransfer.files[0]);
+    if (event.dataTransfer.files.length) searchWith(event.dataTransfer.files);
     else toast("Drop the image file itself; addresses are not fetched.");
   });
   addEventListener("paste", (event) => {
-    const [file] = event.clipboardData.files;
-    if (!file) return; // text goes where the cursor is
+    if (!event.clipboardData.files.length) return; // text goes where the cursor is
     event.preventDefault();
-    accept(file);
+    searchWith(event.clipboardData.files);
   });
   byId("pick").addEventListener("click", pick);
   byId("file").addEventListener("change", (event) => {
-    accept(event.target.files[0]);
+    searchWith([...event.target.files]);
     event.target.value = ""; // the same file can be chosen again
   });
 }

@@ -1,6 +1,8 @@
 // The queries that fail worst, with what they found instead.
 import { get, whenSeen } from "./api.js";
 import { count, decimals, element, known, plural, toast } from "./elements.js";
+import { emptyLabel } from "./labels.js";
+import { address } from "./state.js";
 import { grid, tile } from "./tiles.js";
 
 const PAGE = 20;
@@ -9,9 +11,11 @@ const STRIP = 8;
 export async function build(state, info, signal) {
   if (!info.has_scores) return { node: unlabeled() };
   const found = await get("worst", { offset: 0, limit: PAGE, label: state.label }, signal);
+  if (!found.total) return { node: (await emptyLabel(state, signal)) ?? lone(state) };
   const list = element("ol", { class: "worst", "aria-label": "Worst queries" });
   const shown = { title: "Worst queries", address: location.href, facts: { queries: found.total },
     parts: [{ name: "worst", images: found.images }] };
+  const perfect = found.images[0].average_precision === 1;
   add(list, found.images, signal);
   const more = element("button", { type: "button", click: next }, "Show more");
   async function next() {
@@ -29,8 +33,9 @@ export async function build(state, info, signal) {
   }
   more.hidden = found.images.length >= found.total;
   const node = element("section", { "aria-label": "Worst queries" },
-    element("div", { class: "title" }, element("h2", {}, "Worst queries first"),
-      element("span", { class: "soft" }, `${plural(found.total, "query", "queries")} by average precision; what each found instead follows`)),
+    element("div", { class: "title" }, element("h2", {}, perfect ? "No query fails" : "Worst queries first"),
+      element("span", { class: "soft" }, perfect ? `Each of ${plural(found.total, "query", "queries")} finds all images of its label before any other.`
+        : `${plural(found.total, "query", "queries")} by average precision; what each found instead follows`)),
     list, element("div", { class: "onward" }, more));
   return { node, shown, said: "Worst queries first" };
 }
@@ -38,6 +43,12 @@ export async function build(state, info, signal) {
 function unlabeled() {
   return element("div", { class: "notice" }, element("h2", {}, "No labels, no verdict"),
     element("p", {}, "This gallery has no labels, so nobody can say which results are relevant. Images in one folder per label get theirs from the folders."));
+}
+
+function lone(state) {
+  return element("div", { class: "notice" }, element("h2", { class: "wrap" }, `“${state.label}” has no queries`),
+    element("p", {}, "Only one image has this label, so a search with it has nothing to find."),
+    element("div", { class: "actions" }, element("a", { class: "button primary", href: address({ label: "" }) }, "All labels")));
 }
 
 function add(list, queries, signal) {

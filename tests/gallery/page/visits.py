@@ -81,8 +81,7 @@ def serving(gallery: Path, compare: Path | None = None) -> Iterator[str]:
     import uvicorn
 
     from cbml.gallery.middleware import allowed_hosts
-    from cbml.gallery.server import listen
-    from cbml.gallery.service import make_app
+    from cbml.gallery.service import listen, make_app
 
     with contextlib.ExitStack() as stack:
         galleries = [
