@@ -173,19 +173,26 @@ class PADS(Method):
             outputs: Embeddings of the global batch.
             batch: Labels and images of the rows.
         """
-        rows, draws = outputs.embeddings, Draws(batch, self.seed)
+        rows, beta = outputs.embeddings, self.beta[batch.labels]
+        pairs = self.pairs(rows, batch)
+        return StepLoss(margin_loss(rows, *pairs, beta=beta, margin=self.margin))
+
+    def pairs(self, rows: Tensor, batch: BatchInfo) -> tuple[Pairs, Pairs]:
+        """A positive and a negative of each anchor.
+
+        Args:
+            rows: Unit vectors. (B, D)
+            batch: Labels and images of the rows.
+        """
+        draws = Draws(batch, self.seed)
         same = batch.labels[:, None] == batch.labels[None, :]
         weights = self.weights.log()[distance_bin(distance_table(rows), _EDGES)]
-        if not self.own_class:
-            weights = weights.masked_fill(same, -torch.inf)
-        partner = draws.columns(even_weights(same))[:, 0]
-        other = draws.columns(weights)[:, 0]
         anchors = torch.arange(len(rows), device=rows.device)
         if not self.own_class:
+            weights = weights.masked_fill(same, -torch.inf)
             anchors = anchors[~same.all(dim=1)]
-        pairs = Pairs(anchors, partner[anchors]), Pairs(anchors, other[anchors])
-        beta = self.beta[batch.labels]
-        return StepLoss(margin_loss(rows, *pairs, beta=beta, margin=self.margin))
+        partner, other = (draws.columns(each)[:, 0] for each in (even_weights(same), weights))
+        return Pairs(anchors, partner[anchors]), Pairs(anchors, other[anchors])
 
     def after_step(self, view: TrainingView, outputs: Outputs, batch: BatchInfo) -> None:
         """Let the policy learn and act, every M updates and first after M + 1.
