@@ -181,4 +181,34 @@ METHODS: dict[str, MethodEntry] = {
         title="BIER whose learners are kept independent by adversaries",
         printed=("A-BIER",),
     ),
+    "divide_conquer": MethodEntry(
+        location="cbml.methods.divide_conquer:DivideConquer",
+        title="clusters of the images train slices of the embedding, then all of it",
+        printed=("Divide-Conquer",),
+        defaults={"model": {"dim": 128}, "training": {"samples_per_class": 4}},
+    ),
+    "d_and_c": MethodEntry(
+        location="cbml.methods.masked_divide_conquer:MaskedDivideConquer",
+        title="clusters that split in two learn masks of the embedding",
+        printed=("D & C",),
+        defaults={"training": {"samples_per_class": 2}},
+    ),
+    "mic": MethodEntry(
+        location="cbml.methods.mic:MIC",
+        title="a second embedding, of clusters, learns what classes share",
+        printed=("MIC+Margin",),
+        defaults={"model": {"dim": 128}, "training": {"samples_per_class": 4}},
+    ),
+    "pads": MethodEntry(
+        location="cbml.methods.pads:PADS",
+        title="a policy learns at which distances to draw negatives",
+        printed=("PADS",),
+        defaults={"model": {"dim": 128}, "training": {"samples_per_class": 2}},
+    ),
+    "smart_mining": MethodEntry(
+        location="cbml.methods.smart_mining:SmartMining",
+        title="after Harwood et al.: triplets of near neighbors and a global loss",
+        printed=("Smart Mining",),
+        defaults={"model": {"dim": 64}},
+    ),
 }

@@ -127,14 +127,18 @@ class TrainingView:
         count = len(self.batches.images)
         return np.array([index for index in range(count) if index not in unreadable])
 
-    def embed(self, network: nn.Module | None = None) -> NDArray[np.float32]:
+    def embed(
+        self, network: nn.Module | None = None, *, indices: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float32]:
         """Unit vectors of the readable training images, the same in every process. (N, D)
 
         Args:
             network: Another network than the model, with a `preprocessing` of its own.
+            indices: Some of the readable images; None for all.
         """
         network = self.model if network is None else network
-        return embed_indices(network, self.batches.source, self.readable, self.distributed)
+        chosen = self.readable if indices is None else indices
+        return embed_indices(network, self.batches.source, chosen, self.distributed)
 
 
 class Method(nn.Module):

@@ -5,8 +5,18 @@ import math
 import torch
 from torch import Tensor
 
+from cbml.data import ImageDataset, TrainTransform
+from cbml.models import Embedder
 from cbml.outputs import Outputs
-from cbml.training import BatchInfo, Method, StepLoss
+from cbml.training import (
+    BatchInfo,
+    Distributed,
+    Method,
+    StepLoss,
+    TrainingView,
+    build_batches,
+)
+from tests.training.small import CROP
 
 #: Angles in the plane of four images, as three learners see them.
 ANGLES = ((0, 40, 65, 115), (0, 10, 90, 150), (0, 70, 30, 100))
@@ -24,3 +34,13 @@ def loss_of(method: Method, parts: dict[str, Tensor], labels: Tensor = LABELS) -
     outputs = Outputs(torch.cat([*parts.values()], dim=1), parts)
     found: StepLoss = method(outputs, BatchInfo(labels, torch.arange(len(labels))))
     return found
+
+
+def labeled_view(
+    images: ImageDataset, model: Embedder, *, epoch: int = 0, step: int = 0, steps: int = 100
+) -> TrainingView:
+    """What a method sees before an epoch over tiny images, in batches of 6 classes times 2."""
+    model.preprocessing = model.preprocessing.with_crop(CROP)
+    batches = build_batches(images, transform=TrainTransform(crop=CROP), samples_per_class=2)
+    batches.sampler.epoch = epoch
+    return TrainingView(model, batches, Distributed(), step=step, steps=steps)

@@ -16,20 +16,25 @@ from cbml.methods import (
     BIER,
     HDC,
     METHODS,
+    MIC,
     MOM,
     NCE,
+    PADS,
     SSUML,
     AdversarialBIER,
     AnchorNeighborhoods,
     CBSwR,
     DeepCluster,
+    DivideConquer,
     Exemplar,
     Horde,
     InstanceSpreading,
     LargerViews,
+    MaskedDivideConquer,
     Ortho,
     PseudoLabels,
     RankedLevels,
+    SmartMining,
 )
 from cbml.models import Embedder
 from cbml.training import (
@@ -38,6 +43,7 @@ from cbml.training import (
     Method,
     Run,
     Settings,
+    StepReport,
     build_batches,
     fit,
     read_metrics,
@@ -65,6 +71,21 @@ CASES: dict[str, Callable[[], Method]] = {
     "bier": lambda: BIER(independence=0.01),
     "a_bier": lambda: AdversarialBIER(hidden=8),
     "horde": lambda: Horde(width=16, embedding_size=DIM),
+    "divide_conquer": lambda: DivideConquer(num_images=COUNT, clusters=2, seed=2),
+    "d_and_c": lambda: MaskedDivideConquer(
+        num_images=COUNT, embedding_size=DIM, clusters=2, every=1, rest_epochs=0, seed=2
+    ),
+    "mic": lambda: MIC(
+        num_classes=CLASSES,
+        num_images=COUNT,
+        embedding_size=DIM,
+        clusters=6,
+        adversary_weight=10.0,
+        hidden=8,
+        every=1,
+    ),
+    "pads": lambda: PADS(num_classes=CLASSES, every=1),
+    "smart_mining": SmartMining,
 }
 UNLABELED = {name for name, entry in METHODS.items() if entry.labels != "known"}
 
@@ -111,6 +132,7 @@ def train(
     chunk_size: int | None = None,
     samples_per_class: int = 3,
     distributed: Distributed | None = None,
+    callback: Callback | None = None,
 ) -> tuple[Embedder, Method]:
     method = CASES[name]()
     model = embedder(method, batch_norm)
@@ -132,9 +154,21 @@ def train(
         ),
         run=Run(folder, resume=resume),
         distributed=distributed,
-        callback=Callback(),
+        callback=callback or Callback(),
     )
     return model.eval(), method
+
+
+class Killed(Exception):
+    pass
+
+
+class Killer(Callback):
+    """Ends a run within its third step, of which there is no checkpoint then."""
+
+    def step(self, report: StepReport) -> None:
+        if report.step == 3:
+            raise Killed
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -142,7 +176,8 @@ def test_it_trains_resumes_to_the_bit_and_its_saved_model_embeds_the_same(
     name: str, images: ImageDataset, tmp_path: Path
 ) -> None:
     model, method = train(name, images, tmp_path / "whole", 5)
-    train(name, images, tmp_path / "part", 2)
+    with pytest.raises(Killed):
+        train(name, images, tmp_path / "part", 5, callback=Killer())
     again, resumed = train(name, images, tmp_path / "part", 5)
     for first, second in ((model, again), (method, resumed)):
         pairs = zip(first.state_dict().items(), second.state_dict().items(), strict=True)

@@ -10,9 +10,23 @@ from cbml.models import Embedder
 from cbml.training import BatchInfo, Distributed, Method
 from cbml.training.gradients import accumulate_gradients
 from tests.methods.test_all import CASES, DIM, UNLABELED
-from tests.training.test_gradients import assert_close, batch
+from tests.training import test_gradients
+from tests.training.test_gradients import assert_close
 
 LABELED = [name for name in METHODS if name not in UNLABELED]
+#: Streams of batches that train different parameters.
+STREAMS = {"divide_conquer": range(3), "d_and_c": range(4), "mic": range(2)}
+#: Parameters with a row for each class, which change places when classes do.
+PER_CLASS = ("method.class_beta", "method.beta")
+#: Rows of these belong together: an order is one of groups of so many.
+GROUPED = {"smart_mining": 3}
+#: Anchor, positive and negative four times, from three images of each of four classes.
+TRIPLETS = [0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 2]
+
+
+def batch(name: str) -> tuple[Tensor, Tensor]:
+    pixels, labels = test_gradients.batch()
+    return (pixels[TRIPLETS], labels[TRIPLETS]) if name in GROUPED else (pixels, labels)
 
 
 def attached(name: str, batch_norm: str = "frozen_statistics") -> tuple[Embedder, Method]:
@@ -23,12 +37,19 @@ def attached(name: str, batch_norm: str = "frozen_statistics") -> tuple[Embedder
 
 
 def gradients(
-    name: str, pixels: Tensor, labels: Tensor, chunk_size: int | None
+    name: str,
+    pixels: Tensor,
+    labels: Tensor,
+    chunk_size: int | None,
+    *,
+    indices: Tensor | None = None,
+    stream: int = 0,
 ) -> tuple[float, dict[str, Tensor]]:
     model, method = attached(name)
+    indices = torch.arange(len(labels)) if indices is None else indices
     found = accumulate_gradients(
         lambda chunk: model.forward_outputs(chunk, method.parts),
-        lambda outputs: method(outputs, BatchInfo(labels, torch.arange(len(labels)))),
+        lambda outputs: method(outputs, BatchInfo(labels, indices, stream)),
         pixels,
         parameters=list(model.parameters()),
         loss_parameters=list(method.parameters()),
@@ -42,14 +63,19 @@ def gradients(
 
 @pytest.mark.parametrize("name", LABELED)
 def test_chunks_order_and_names_of_labels_do_not_matter(name: str) -> None:
-    pixels, labels = batch()
+    pixels, labels = batch(name)
     whole = gradients(name, pixels, labels, None)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(5))
+    size = GROUPED.get(name, 1)
+    groups = torch.randperm(len(labels) // size, generator=torch.Generator().manual_seed(5))
+    order = torch.arange(len(labels)).view(-1, size)[groups].flatten()
     others = {
         "chunks": gradients(name, pixels, labels, 5),
-        "order": gradients(name, pixels[order], labels[order], None),
+        "order": gradients(name, pixels[order], labels[order], None, indices=order),
         "names": gradients(name, pixels, labels.max() - labels, None),
     }
+    classes = int(labels.max()) + 1
+    for key in set(PER_CLASS) & others["names"][1].keys():
+        others["names"][1][key][:classes] = others["names"][1][key][:classes].flip(0)
     for loss, found in others.values():
         assert loss == pytest.approx(whole[0], rel=1e-5)
         assert_close(whole[1], found, 1e-4)
@@ -57,12 +83,16 @@ def test_chunks_order_and_names_of_labels_do_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", LABELED)
 def test_everything_it_trains_gets_a_finite_gradient(name: str) -> None:
-    _, found = gradients(name, *batch(), None)
+    moved = set()
+    for stream in STREAMS.get(name, range(1)):
+        _, found = gradients(name, *batch(name), None, stream=stream)
+        assert all(bool(gradient.isfinite().all()) for gradient in found.values())
+        moved |= {key for key, gradient in found.items() if float(gradient.abs().sum()) > 0}
     model, method = attached(name)
+    own = [group for one in method.optimizers().values() for group in one.param_groups]
+    elsewhere = {id(parameter) for group in own for parameter in group["params"]}
     trained = [*model.named_parameters(), *method.named_parameters("method")]
-    assert found.keys() == {key for key, parameter in trained if parameter.requires_grad}
-    assert all(bool(gradient.isfinite().all()) for gradient in found.values())
-    assert all(float(gradient.abs().sum()) > 0 for gradient in found.values())
+    assert moved == {key for key, p in trained if p.requires_grad and id(p) not in elsewhere}
 
 
 def separation(model: Embedder, pixels: Tensor, labels: Tensor) -> float:
@@ -76,15 +106,17 @@ def separation(model: Embedder, pixels: Tensor, labels: Tensor) -> float:
 @pytest.mark.parametrize("name", LABELED)
 def test_it_learns_classes_that_can_be_told_apart(name: str) -> None:
     """The loss itself need not fall: some are means over the pairs that are still wrong."""
-    pixels, labels = batch()
+    pixels, labels = batch(name)
     shades = torch.linspace(-1.5, 1.5, int(labels.max()) + 1)
     pixels = 0.3 * pixels + shades[labels, None, None, None]
     model, method = attached(name)
     before = separation(model, pixels, labels)
     optimizer = torch.optim.Adam([*model.parameters(), *method.parameters()], lr=2e-3)
+    streams, indices = STREAMS.get(name, range(1)), torch.arange(len(labels))
     for step in range(30):
         outputs = model.forward_outputs(pixels, method.parts).with_parts(method.teach(pixels))
-        total = method(outputs, BatchInfo(labels, torch.arange(len(labels)), step=step)).total
+        info = BatchInfo(labels, indices, streams[step % len(streams)], step)
+        total = method(outputs, info).total
         optimizer.zero_grad()
         total.backward()
         optimizer.step()

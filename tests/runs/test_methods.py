@@ -18,7 +18,11 @@ from cbml.training import Callback, Method, read_record
 from tests.training.small import class_folders
 
 #: Of tiny networks, where a method's own are large.
-SMALL: dict[str, dict[str, Any]] = {"hdc": {"hidden": 16}, "horde": {"width": 32}}
+SMALL: dict[str, dict[str, Any]] = {
+    "hdc": {"hidden": 16},
+    "horde": {"width": 32},
+    "mic": {"clusters": 5},
+}
 LABELED = [name for name, entry in METHODS.items() if entry.labels == "known"]
 
 
