@@ -8,6 +8,7 @@ from .build import build_run_loss as build_run_loss
 from .build import check_options as check_options
 from .build import load_splits as load_splits
 from .build import training_splits as training_splits
+from .build import use_backbone as use_backbone
 from .config import RunConfig as RunConfig
 from .demo import Demonstration as Demonstration
 from .demo import demonstrate as demonstrate
