@@ -8,6 +8,7 @@ from .clusters import cluster_labels as cluster_labels
 from .deep_cluster import DeepCluster as DeepCluster
 from .exemplar import Exemplar as Exemplar
 from .hdc import HDC as HDC
+from .hdml import HDML as HDML
 from .horde import Horde as Horde
 from .instance_spreading import InstanceSpreading as InstanceSpreading
 from .larger_views import LargerViews as LargerViews

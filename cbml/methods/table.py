@@ -181,4 +181,9 @@ METHODS: dict[str, MethodEntry] = {
         title="BIER whose learners are kept independent by adversaries",
         printed=("A-BIER",),
     ),
+    "hdml": MethodEntry(
+        location="cbml.methods.hdml:HDML",
+        title="N-pairs whose negatives are pulled closer, through a generator that keeps them real",
+        printed=("HDML",),
+    ),
 }

@@ -239,6 +239,22 @@ def check_options(config: RunConfig) -> None:
     method = build_method(config, 2, images=2)
     if isinstance(method, Method):
         resolve_levels(method.heads(config.model.dim), config.model.backbone)
+        check_samples(config, method)
+
+
+def check_samples(config: RunConfig, method: nn.Module) -> None:
+    """Refuse batches with fewer images of a class than the method needs.
+
+    Args:
+        config: Names the batch size, or leaves it open.
+        method: What will be trained with.
+    """
+    fewest = method.fewest_samples if isinstance(method, Method) else 1
+    if (config.training.samples_per_class or fewest) < fewest:
+        raise BadData(
+            f"--method {config.method.name}: needs {fewest} images of a class in a batch, and "
+            f"samples_per_class is {config.training.samples_per_class}"
+        )
 
 
 def use_backbone(name: str | None) -> None:

@@ -15,6 +15,7 @@ from cbml.losses import CBMLLoss
 from cbml.methods import (
     BIER,
     HDC,
+    HDML,
     METHODS,
     MOM,
     NCE,
@@ -65,6 +66,9 @@ CASES: dict[str, Callable[[], Method]] = {
     "bier": lambda: BIER(independence=0.01),
     "a_bier": lambda: AdversarialBIER(hidden=8),
     "horde": lambda: Horde(width=16, embedding_size=DIM),
+    "hdml": lambda: HDML(
+        num_classes=CLASSES, hidden=16, window=2, generator_rate=1e-4, classifier_rate=1e-4
+    ),
 }
 UNLABELED = {name for name, entry in METHODS.items() if entry.labels != "known"}
 

@@ -14,6 +14,9 @@ from tests.training.test_gradients import assert_close, batch
 
 LABELED = [name for name in METHODS if name not in UNLABELED]
 
+#: Parameters with a row for each class.
+CLASS_VECTORS = {"hdml": ("method.classifier.0.weight", "method.classifier.0.bias")}
+
 
 def attached(name: str, batch_norm: str = "frozen_statistics") -> tuple[Embedder, Method]:
     method = CASES[name]()
@@ -23,12 +26,17 @@ def attached(name: str, batch_norm: str = "frozen_statistics") -> tuple[Embedder
 
 
 def gradients(
-    name: str, pixels: Tensor, labels: Tensor, chunk_size: int | None
+    name: str,
+    pixels: Tensor,
+    labels: Tensor,
+    chunk_size: int | None,
+    indices: Tensor | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
     model, method = attached(name)
+    numbers = torch.arange(len(labels)) if indices is None else indices
     found = accumulate_gradients(
         lambda chunk: model.forward_outputs(chunk, method.parts),
-        lambda outputs: method(outputs, BatchInfo(labels, torch.arange(len(labels)))),
+        lambda outputs: method(outputs, BatchInfo(labels, numbers)),
         pixels,
         parameters=list(model.parameters()),
         loss_parameters=list(method.parameters()),
@@ -47,10 +55,13 @@ def test_chunks_order_and_names_of_labels_do_not_matter(name: str) -> None:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(5))
     others = {
         "chunks": gradients(name, pixels, labels, 5),
-        "order": gradients(name, pixels[order], labels[order], None),
+        "order": gradients(name, pixels[order], labels[order], None, order),
         "names": gradients(name, pixels, labels.max() - labels, None),
     }
-    for loss, found in others.values():
+    for kind, (loss, found) in others.items():
+        for key in CLASS_VECTORS.get(name, ()) if kind == "names" else ():
+            classes = int(labels.max()) + 1  # the vectors of classes are renamed with them
+            found[key] = torch.cat([found[key][:classes].flip(0), found[key][classes:]])
         assert loss == pytest.approx(whole[0], rel=1e-5)
         assert_close(whole[1], found, 1e-4)
 
