@@ -19,7 +19,18 @@ import typer
 import cbml
 from cbml.errors import BadData, DamagedFile
 
-__all__ = ["VERBS", "exit_code", "main"]
+__all__ = ["VERBS", "OwnBackbone", "exit_code", "main"]
+
+#: The option of the verbs that load a trained model, whose network may be the user's own.
+OwnBackbone = Annotated[
+    str | None,
+    typer.Option(
+        "--backbone",
+        metavar="MODULE:FUNCTION",
+        help="The network of your own that the model was trained with.",
+        show_default=False,
+    ),
+]
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)  # a write names no file
 VERBS: tuple[str, ...] = (

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cbml.cli import OwnBackbone
+
 if TYPE_CHECKING:
     from cbml.runs import RunAnalysis
 
@@ -24,6 +26,7 @@ def verb(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the figures; RUN/analysis.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    backbone: OwnBackbone = None,
 ) -> None:
     """Similarities of pairs before and after training, their likelihood ratio, and probabilities.
 
@@ -36,9 +39,10 @@ def verb(
       cbml analyze runs/emoji
       cbml analyze runs/with --compare runs/without --json
     """
-    from cbml.runs import analyze_run
+    from cbml.runs import analyze_run, use_backbone
     from cbml.training import ProgressCallback
 
+    use_backbone(backbone)
     found = analyze_run(run, data, compare=compare, test=test, out=out, callback=ProgressCallback())
     if as_json:
         print(json.dumps(found.as_dict()))

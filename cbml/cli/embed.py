@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from cbml.cli import OwnBackbone
+
 
 def verb(
     run: Annotated[
@@ -28,6 +30,7 @@ def verb(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was written as JSON.")
     ] = False,
+    backbone: OwnBackbone = None,
 ) -> None:
     """Write the vectors of images to a file: vectors, paths, names and labels.
 
@@ -41,10 +44,11 @@ def verb(
     """
     from cbml.errors import BadData
     from cbml.gallery import embed_files, list_images, write_vectors
-    from cbml.runs import open_model
+    from cbml.runs import open_model, use_backbone
 
     if out.suffix not in (".npz", ".parquet"):
         raise BadData(f"--out {out}: must end in .npz or .parquet")
+    use_backbone(backbone)
     listed = list_images(images, split=split, allow_partial=allow_partial)
     done = embed_files(open_model(run), listed)
     write_vectors(out, done)

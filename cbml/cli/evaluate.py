@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from cbml.cli import OwnBackbone
+
 Split = Literal["train", "validation", "test", "all"]
 
 
@@ -31,6 +33,7 @@ def verb(
         bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    backbone: OwnBackbone = None,
 ) -> None:
     """Score a model: Recall@K, MAP@R, R-precision, NMI and AMI.
 
@@ -45,9 +48,10 @@ def verb(
     """
     if test and split not in (None, "test"):
         raise typer.BadParameter(f"--test and --split {split} contradict each other: choose one")
-    from cbml.runs import evaluate_run
+    from cbml.runs import evaluate_run, use_backbone
     from cbml.training import ProgressCallback
 
+    use_backbone(backbone)
     chosen = "test" if test else split
     found = evaluate_run(
         run, data, split=chosen, allow_partial=allow_partial, callback=ProgressCallback()

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from cbml.cli import OwnBackbone
+
 
 def verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a saved model's.")],
@@ -23,6 +25,7 @@ def verb(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was written as JSON.")
     ] = False,
+    backbone: OwnBackbone = None,
 ) -> None:
     """Write a trained model as ONNX, checked against torch on real images first.
 
@@ -33,8 +36,9 @@ def verb(
         cbml export runs/cub/model --output birds.onnx --preprocessing-inside --json
     """
     from cbml.models import export_onnx
-    from cbml.runs import open_model
+    from cbml.runs import open_model, use_backbone
 
+    use_backbone(backbone)
     model = open_model(run)
     path = output or run / f"model.{format}"
     print(f"exporting {model.backbone_name} to {path}", file=sys.stderr)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from cbml.cli import OwnBackbone
+
 if TYPE_CHECKING:
     from cbml.gallery import BuildResult, BuildSettings
 
@@ -62,6 +64,7 @@ def verb(
         bool, typer.Option("--allow-partial", help="Accept a dataset that is not complete.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    backbone: OwnBackbone = None,
 ) -> None:
     """Make a gallery of images, or bring one up to date.
 
@@ -77,7 +80,9 @@ def verb(
     """
     from cbml.evaluation import evaluate
     from cbml.gallery import BuildSettings, remove_images, write_near_duplicates
+    from cbml.runs import use_backbone
 
+    use_backbone(backbone)
     if remove and (run or images):
         raise typer.BadParameter("--remove works on the gallery alone: leave out RUN and IMAGES")
     if remove:

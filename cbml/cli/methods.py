@@ -26,4 +26,7 @@ def verb(
         print(f"{kind}:")
         for name, title in entries.items():
             print(f"  {name:<24} {title}")
-    print("of your own:  --loss package.module:Class, --method package.module:Class")
+    print(
+        "of your own:  --loss package.module:Class, --method package.module:Class, "
+        "--backbone package.module:function"
+    )

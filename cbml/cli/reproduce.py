@@ -52,11 +52,15 @@ def verb(
     ] = None,
     loss: Annotated[
         list[str] | None,
-        typer.Option(help="package.module:Class, a loss of your own on the leaderboard."),
+        typer.Option(help="package.module:Class, a row for a loss of your own."),
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="package.module:Class, a method of your own on the leaderboard."),
+        typer.Option(help="package.module:Class, a row for a method of your own."),
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="Another network for all rows, by name or package.module:function."),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, or key=value,value to sweep.")
@@ -87,6 +91,7 @@ def verb(
       cbml reproduce figure-gap --seeds 1
       cbml reproduce leaderboard --data emoji
       cbml reproduce leaderboard --data emoji --loss mypackage.module:MyLoss
+      cbml reproduce loss-ablation --method mypackage.module:MyMethod --only MS
     """
     if listed:
         _list(table, scale, data, tuple(only or ()), as_json)
@@ -94,7 +99,8 @@ def verb(
     if table is None:
         raise typer.BadParameter("name a TABLE, or --list them")
     if table == "leaderboard":
-        if scale == "full" or trials or overrides or searched or model_selection == "test":
+        changed = scale == "full" or trials or overrides or searched or backbone
+        if changed or model_selection == "test":
             raise typer.BadParameter(
                 "the leaderboard's protocol is frozen; only --data, --root, --weights, --only, "
                 "--loss, --method, --seeds and --out apply"
@@ -103,8 +109,6 @@ def verb(
         done = _leaderboard(data or "emoji", only or [], own, seeds or 1, out, (root, weights))
         _print(done, as_json)
         return
-    if loss or method:
-        raise typer.BadParameter("--loss and --method are for the leaderboard")
     from cbml.experiments import (
         FIGURES,
         Plan,
@@ -113,15 +117,16 @@ def verb(
         draw_figure,
         find_table,
         parse_sweeps,
+        with_own_rows,
     )
 
     plan = Plan(
-        table=find_table(table),
+        table=with_own_rows(find_table(table), losses=loss or (), methods=method or ()),
         scale=scale,
         data=data or ("emoji" if scale == "laptop" else None),
         model_selection=model_selection,
-        only=tuple(only or ()),
-        sweeps=parse_sweeps(overrides or ()),
+        only=(*(only or ()), *(loss or ()), *(method or ())),
+        sweeps=parse_sweeps([*(overrides or ()), *([f"backbone={backbone}"] if backbone else [])]),
     )
     figure = None if trials else FIGURES.get(table)
     if searched:

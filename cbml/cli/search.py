@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from cbml.cli import OwnBackbone
+
 if TYPE_CHECKING:
     from cbml.gallery import SearchResponse
 
@@ -39,6 +41,7 @@ def verb(
         Path | None, typer.Option(help="Write a page with the images inside to this file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    backbone: OwnBackbone = None,
 ) -> None:
     """Search a gallery with images.
 
@@ -49,9 +52,11 @@ def verb(
       cbml search gallery --id 7 --hide-duplicates --html results.html
     """
     from cbml.gallery import Gallery, SearchOptions
+    from cbml.runs import use_backbone
 
     if not (queries or ids):
         raise typer.BadParameter("give an image to search with, or --id of one in the gallery")
+    use_backbone(backbone)
     options = SearchOptions(
         k=k,
         min_probability=min_probability,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cbml.cli import OwnBackbone
+
 
 def verb(
     gallery: Annotated[Path, typer.Argument(metavar="GALLERY", help="Made by cbml index.")],
@@ -33,6 +35,7 @@ def verb(
         bool, typer.Option("--no-token", help="Serve a network without asking for a token.")
     ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    backbone: OwnBackbone = None,
 ) -> None:
     """Show a gallery in the browser, and answer programs over HTTP.
 
@@ -48,11 +51,13 @@ def verb(
     """
     from cbml.errors import MissingExtra
     from cbml.gallery import Gallery
+    from cbml.runs import use_backbone
 
     try:
         from cbml.gallery import allowed_hosts, listen, make_service, serve_app
     except ImportError as error:
         raise MissingExtra(str(error.name), "serve") from None
+    use_backbone(backbone)
     store_token = os.environ.get("CBML_STORE_TOKEN")
     opened = Gallery(gallery, token=store_token)
     second = None if compare is None else Gallery(compare, token=store_token)

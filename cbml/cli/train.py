@@ -56,7 +56,9 @@ def verb(
             "pretrained network estimates them by default."
         ),
     ] = None,
-    backbone: Annotated[str | None, typer.Option(help="A name in cbml.BACKBONES.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="A name in cbml.BACKBONES, or package.module:function.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,
     crop: Annotated[int | None, typer.Option(help="Side of the square the network sees.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
@@ -162,8 +164,7 @@ def _planned(
 def _again(folder: Path, config: "RunConfig", processes: int) -> str:
     words = ["cbml", "train", "--resume", str(folder)]
     words += [f"--processes {processes}"] if processes > 1 else []
-    for option, name in (("loss", config.loss.name), ("method", config.method.name)):
-        words += [f"--{option} {name}"] if ":" in (name or "") else []
+    words += [f"--{option} {name}" for option, name in config.own_code.items()]
     return " ".join(words)
 
 

@@ -24,3 +24,4 @@ from .sources import row_cost as row_cost
 from .studies import FIGURE_TABLES as FIGURE_TABLES
 from .tables import TABLES as TABLES
 from .tables import find_table as find_table
+from .tables import with_own_rows as with_own_rows

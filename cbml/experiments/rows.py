@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from cbml.errors import BadData
 from cbml.losses import LOSSES
+from cbml.methods import METHODS
 from cbml.runs import FLAT_KEYS, SECTIONS, RunConfig, build_run_loss
 
 Scale = Literal["full", "laptop"]
@@ -37,10 +38,12 @@ DATA_NAMES = {
     "imagenet": "ImageNet-zero-shot",
 }
 
-# Why the rows of a published method are not run.
-PUBLISHED_ONLY = {
+# Methods of ours in the tables with labels, as the paper prints them.
+_METHOD_NAMES = {
+    name for entry in METHODS.values() if entry.labels == "known" for name in entry.printed
+}
+_REASONS = {
     "Gain": "the difference of two rows, not a method",
-    "RLL-(L,M,H)": "joins features of three depths; ours has one",
     "aISIF": "neither equations nor a program are public",
     "PSLR": "the announced program was never published, and no equations are public",
     "CE": "a classifier over raw features; ours is normalized",
@@ -55,6 +58,8 @@ PUBLISHED_ONLY = {
         "the method is not among our losses",
     ),
 }
+# Why the rows of a published method are not run.
+PUBLISHED_ONLY = {name: why for name, why in _REASONS.items() if name not in _METHOD_NAMES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +330,8 @@ def _place(config: RunConfig, key: str) -> tuple[str, str]:
     section, dot, field = key.partition(".")
     if dot and section in SECTIONS:
         return section, field
-    options = {*inspect.signature(LOSSES[config.loss.name]).parameters, *_CONSTRAINT}
+    known = LOSSES.get(config.loss.name)  # options of a loss of one's own: "loss.<option>"
+    options = {*(inspect.signature(known).parameters if known else ()), *_CONSTRAINT}
     if key in options or section == "ratio":
         return "loss", key
     near = difflib.get_close_matches(key, sorted(FLAT_KEYS.keys() | options), n=1)

@@ -20,7 +20,7 @@ from cbml.experiments.jobs import (
 from cbml.experiments.sources import Sources
 from cbml.files import locked, write_json
 from cbml.models import Embedder
-from cbml.runs import RunConfig, load_splits, note_test_evaluation, score_split
+from cbml.runs import RunConfig, load_splits, note_test_evaluation, score_split, use_backbone
 from cbml.runs import run as train
 from cbml.training import Callback, NonFiniteError, read_metrics, read_record
 
@@ -146,6 +146,7 @@ def finished_scores(job: Job, folder: Path) -> dict[str, Any] | None:
 
 def _run(job: Job, folder: Path, sources: Sources, callback: Callback) -> Outcome:
     config = sources.local(job.config)
+    use_backbone(config.model.backbone)  # jobs are planned from the command line
     try:
         model = _trained(config, folder, callback)
     except NonFiniteError as error:  # a learning rate too high is a result as well

@@ -1,6 +1,7 @@
 """Every table by name: the loss ablation, comparisons of methods, studies, pseudo-labels."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from cbml.errors import BadData, nearest
@@ -48,6 +49,13 @@ _LOSS_OF = {
     "TML": "tuplet_margin",
     "EPSHN": "triplet_easy_positive",
     "CircleLoss": "circle",
+}
+# Methods of the paper's tables -> our method, where the labels are known.
+_METHOD_OF = {
+    printed: name
+    for name, entry in METHODS.items()
+    if entry.labels == "known"
+    for printed in entry.printed
 }
 _DATA = {printed: name for name, printed in DATA_NAMES.items()}
 
@@ -122,7 +130,7 @@ LOSS_ABLATION = Table(
     ),
 )
 
-# Comparisons of methods: every published row whose loss we have.
+# Comparisons of methods: every published row whose loss or method we have.
 
 
 def _comparison(table: str, *, pretrained: bool = True) -> tuple[Row, ...]:
@@ -133,6 +141,8 @@ def _comparison(table: str, *, pretrained: bool = True) -> tuple[Row, ...]:
             changes: Changes = cbml_changes(_DATA[key[3]])
         elif key[1] in _LOSS_OF:
             changes = _loss(_LOSS_OF[key[1]])
+        elif key[1] in _METHOD_OF:
+            changes = {"method": {"name": _METHOD_OF[key[1]]}}
         else:
             continue
         rows.append(published_row(key, merged(changes, start), pretrained=pretrained))
@@ -289,3 +299,24 @@ def find_table(name: str) -> Table:
     if name not in known:
         raise BadData(f"{name!r}: no such table or figure; {nearest(name, known)}")
     return known[name]
+
+
+def with_own_rows(
+    table: Table, *, losses: Sequence[str] = (), methods: Sequence[str] = ()
+) -> Table:
+    """The table with rows for code of the user's own, wherever it has rows.
+
+    Args:
+        table: Its datasets, networks and sizes are theirs.
+        losses: "package.module:Class" each.
+        methods: "package.module:Class" each.
+    """
+    own: list[tuple[str, Changes]] = [(name, _loss(name)) for name in losses]
+    own += [(name, {"method": {"name": name}}) for name in methods]
+    places = dict.fromkeys((row.data, row.backbone, row.dim) for row in table.rows)
+    rows = [
+        Row(method=name, changes=changes, data=data, backbone=backbone, dim=dim)
+        for name, changes in own
+        for data, backbone, dim in places
+    ]
+    return dataclasses.replace(table, rows=(*table.rows, *rows))

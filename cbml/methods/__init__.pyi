@@ -9,6 +9,7 @@ from .deep_cluster import DeepCluster as DeepCluster
 from .divide_conquer import DivideConquer as DivideConquer
 from .exemplar import Exemplar as Exemplar
 from .hdc import HDC as HDC
+from .hdml import HDML as HDML
 from .horde import Horde as Horde
 from .instance_spreading import InstanceSpreading as InstanceSpreading
 from .larger_views import LargerViews as LargerViews

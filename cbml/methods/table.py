@@ -211,4 +211,9 @@ METHODS: dict[str, MethodEntry] = {
         printed=("Smart Mining",),
         defaults={"model": {"dim": 64}},
     ),
+    "hdml": MethodEntry(
+        location="cbml.methods.hdml:HDML",
+        title="N-pairs whose negatives are pulled closer, through a generator that keeps them real",
+        printed=("HDML",),
+    ),
 }

@@ -1,5 +1,6 @@
 from .backbones import BACKBONES as BACKBONES
 from .backbones import Backbone as Backbone
+from .backbones import add_backbone as add_backbone
 from .backbones import find_backbone as find_backbone
 from .embedder import BATCH_NORMS as BATCH_NORMS
 from .embedder import Embedder as Embedder

@@ -64,8 +64,42 @@ def find_backbone(name: str) -> Backbone:
         return _timm_backbone(name.removeprefix("timm:"))
     if name in BACKBONES:
         return BACKBONES[name]
+    if ":" in name:
+        raise BadData(
+            f"the backbone {name} is code, which a file never chooses; repeat it: --backbone {name}"
+        )
     hint = nearest(name, BACKBONES)
     raise BadData(f"backbone {name!r}: no such backbone; {hint}; others by 'timm:<name>'")
+
+
+def add_backbone(name: str, build: Callable[[], nn.Module]) -> None:
+    """Enter a network of your own into BACKBONES, for as long as the process lives.
+
+    It is built once to see how many features it gives. Its images are normalized as those of
+    ImageNet, unless the network has an attribute `preprocessing`.
+
+    Args:
+        name: to find it by; models trained with it ask for the same name when they are loaded.
+        build: gives the network, random or with weights: images (B, 3, H, W) -> a map
+            (B, C, H, W) or vectors (B, C).
+    """
+    with torch.random.fork_rng(devices=[]):
+        network = build()
+    if not isinstance(network, nn.Module):
+        raise BadData(f"backbone {name}: gave {type(network).__name__}, not a torch.nn.Module")
+    preprocessing = getattr(network, "preprocessing", _IMAGENET)
+    side = preprocessing.crop
+    with torch.no_grad():
+        found = network.eval()(torch.zeros(1, 3, side, side))
+    if not isinstance(found, Tensor) or found.dim() not in (2, 4) or len(found) != 1:
+        raise BadData(f"backbone {name}: must give a map (B, C, H, W) or vectors (B, C)")
+    BACKBONES[name] = Backbone(
+        build=lambda pooling: build(),
+        features=found.shape[1],
+        preprocessing=preprocessing,
+        weights="own",
+        classifier=(),
+    )
 
 
 class _Conv4(nn.Sequential):

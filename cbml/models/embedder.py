@@ -32,7 +32,8 @@ class Embedder(nn.Module):
     `cbml.models.heads`.
 
     Args:
-        backbone: A name in BACKBONES, or "timm:<name>".
+        backbone: A name in BACKBONES, to which `cbml.models.add_backbone` adds your own, or
+            "timm:<name>".
         dim: D. 512 in the paper's main tables. With heads it is the sum of their widths.
         pooling: "average", "max", "average_max", "generalized_mean", or for timm "backbone", its
             own; "default" takes the paper's for the backbone (max for BN-Inception, else average).
@@ -65,7 +66,7 @@ class Embedder(nn.Module):
         row, heads = find_backbone(backbone), resolve_levels(heads, backbone)
         weights = row.weights if weights == "default" else weights
         if batch_norm == "default":
-            batch_norm = "trained" if weights == "none" else "frozen_statistics"
+            batch_norm = "trained" if weights in ("none", "own") else "frozen_statistics"
         self.backbone_name, self.dim = backbone, _checked_dim(dim)
         self.pooling = row.pooling if pooling == "default" else pooling
         self.batch_norm = check_choice(batch_norm, "batch_norm", BATCH_NORMS)
@@ -248,6 +249,8 @@ class Embedder(nn.Module):
         if not folder.is_dir():
             raise BadData(f"{folder}: no such folder; give one that holds a saved model")
         tensors, settings = read_model(folder)
+        if ":" in settings["backbone"] and not settings["backbone"].startswith("timm:"):
+            find_backbone(settings["backbone"])  # code that nobody has given yet is not damage
 
         def build() -> Embedder:
             return cls(

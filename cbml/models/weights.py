@@ -38,6 +38,8 @@ def load_weights(network: nn.Module, name: str, source: str | Path) -> str:
     """
     if source == "none":
         return "none: random start values"
+    if source == "own":
+        return f"own: as {name} builds it"
     backbone = find_backbone(name)
     if isinstance(source, Path) or source.startswith("path:"):
         path = Path(str(source).removeprefix("path:")).expanduser()

@@ -9,6 +9,7 @@ from .build import check_options as check_options
 from .build import load_splits as load_splits
 from .build import training_paths as training_paths
 from .build import training_splits as training_splits
+from .build import use_backbone as use_backbone
 from .config import RunConfig as RunConfig
 from .demo import Demonstration as Demonstration
 from .demo import demonstrate as demonstrate

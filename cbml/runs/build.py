@@ -30,7 +30,14 @@ from cbml.data import (
 from cbml.errors import BadData, nearest
 from cbml.losses import build_loss
 from cbml.methods import METHODS
-from cbml.models import Embedder, Execution, find_backbone, resolve_levels
+from cbml.models import (
+    BACKBONES,
+    Embedder,
+    Execution,
+    add_backbone,
+    find_backbone,
+    resolve_levels,
+)
 from cbml.runs.config import RunConfig
 from cbml.runs.folder import recorded_config
 from cbml.runs.sections import LossConfig, MethodConfig
@@ -247,9 +254,55 @@ def check_options(config: RunConfig) -> None:
     """
     if config.data.labels != "none" and config.pseudo_labels.clusters is not None:
         raise BadData("clusters: only with labels=none")
+    use_backbone(config.model.backbone)
     method = build_method(config, 2, images=2)
     if isinstance(method, Method):
         resolve_levels(method.heads(config.model.dim), config.model.backbone)
+        check_samples(config, method)
+
+
+def check_samples(config: RunConfig, method: nn.Module) -> None:
+    """Refuse batches with fewer images of a class than the method needs.
+
+    Args:
+        config: Names the batch size, or leaves it open.
+        method: What will be trained with.
+    """
+    fewest = method.fewest_samples if isinstance(method, Method) else 1
+    if (config.training.samples_per_class or fewest) < fewest:
+        raise BadData(
+            f"--method {config.method.name}: needs {fewest} images of a class in a batch, and "
+            f"samples_per_class is {config.training.samples_per_class}"
+        )
+
+
+def use_backbone(name: str | None) -> None:
+    """Import a network of the user's own, so that models with it can be built and loaded.
+
+    Args:
+        name: As given on the command line, never as read from a file; names of BACKBONES and of
+            timm, and None, ask for nothing.
+    """
+    if name is None or ":" not in name or name.startswith("timm:") or name in BACKBONES:
+        return
+    build = _import(name, "backbone", "function")
+    if not callable(build):
+        raise BadData(f"--backbone {name}: not a function that builds a network")
+    try:
+        add_backbone(name, build)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise BadData(f"--backbone {name}: {' '.join(str(error).split())}") from None
+
+
+def _import(name: str, option: str, kind: str) -> Any:
+    module, _, inner = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), inner)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadData(
+            f"--{option} {name}: {error}; write package.module:{kind}, with the package installed "
+            "or its folder in PYTHONPATH"
+        ) from None
 
 
 def import_class(name: str, option: str) -> Any:
@@ -259,14 +312,7 @@ def import_class(name: str, option: str) -> Any:
         name: As given on the command line, never as read from a file.
         option: What it is for, "loss" or "method".
     """
-    module, _, inner = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), inner)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadData(
-            f"--{option} {name}: {error}; write package.module:Class, with the package installed "
-            "or its folder in PYTHONPATH"
-        ) from None
+    found = _import(name, option, "Class")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise BadData(f"--{option} {name}: not a torch.nn.Module class")
     return found

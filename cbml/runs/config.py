@@ -176,6 +176,20 @@ class RunConfig:
         return changed
 
     @property
+    def own_code(self) -> dict[str, str]:
+        """The options "loss", "method" and "backbone" that name code of the user's own."""
+        named = {
+            "loss": self.loss.name,
+            "method": self.method.name or "",
+            "backbone": self.model.backbone,
+        }
+        return {
+            option: name
+            for option, name in named.items()
+            if ":" in name and not name.startswith("timm:")
+        }
+
+    @property
     def settings(self) -> "Settings":
         """The choices of the training loop, as `cbml.fit` takes them."""
         from cbml.training import Settings
@@ -193,12 +207,12 @@ class RunConfig:
     def from_dict(cls, facts: Mapping[str, Any], *, allow_code: bool = False) -> "RunConfig":
         """The config that `as_dict` described, or the flat recipe of an older record.
 
-        A loss or method "package.module:Class" is code that a file must not choose: it is refused
-        unless `allow_code` says that nothing will be built from the config.
+        A loss, method or backbone "package.module:name" is code that a file must not choose: it is
+        refused unless `allow_code` says that nothing will be built from the config.
 
         Args:
             facts: As read back from JSON.
-            allow_code: Accept a loss or method of the user's own.
+            allow_code: Accept what is the user's own.
         """
         if "backbone" in facts:
             facts = sections_of_recipe(facts)
@@ -212,12 +226,12 @@ class RunConfig:
             raise BadData(f"run.json: not the config of a run of this version ({error})") from None
         if not config.data.source:
             raise BadData("run.json: not the config of a run of this version (it names no data)")
-        for option, name in (("loss", config.loss.name), ("method", config.method.name)):
-            if not allow_code and ":" in (name or ""):
-                raise BadData(
-                    f"the run was started with --{option} {name}: code is never chosen by a file; "
-                    f"repeat it: --{option} {name}"
-                )
+        if config.own_code and not allow_code:
+            words = " ".join(f"--{option} {name}" for option, name in config.own_code.items())
+            raise BadData(
+                f"the run was started with {words}: code is never chosen by a file; repeat it: "
+                f"{words}"
+            )
         return config
 
 

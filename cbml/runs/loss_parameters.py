@@ -33,7 +33,8 @@ def with_chosen_parameters(config: RunConfig) -> RunConfig:
         source = find_backbone(config.model.backbone).weights
     own_ratio = any(name.split(".")[0] == "ratio" for name in config.loss.options)
     used = config.data.labels == "known" and takes_loss(config.method.name)
-    estimated = config.loss.name == "cbml" and used and source != "none" and not own_ratio
+    estimated = config.loss.name == "cbml" and used and not own_ratio
+    estimated = estimated and source not in ("none", "own")
     return config.replace(loss={"parameters": "from-data" if estimated else "given"})
 
 

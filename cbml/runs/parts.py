@@ -17,6 +17,7 @@ from cbml.runs.build import (
     build_method,
     build_model,
     build_run_loss,
+    check_samples,
     training_splits,
 )
 from cbml.runs.config import RunConfig
@@ -56,6 +57,7 @@ def labeled_parts(
         callback.on_message(note)
     classes, parameters = len(splits.train.class_names), None
     method = build_method(config, classes, images=len(splits.train))
+    check_samples(config, method)  # as the dataset allows them
     model = build_model(config, method)
     if config.loss.parameters == "from-data":
         if resumed is not None:

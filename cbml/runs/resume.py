@@ -28,15 +28,15 @@ def resumed_config(folder: Path, texts: list[str]) -> RunConfig:
 
     Args:
         folder: The run's folder.
-        texts: As for `parse_overrides`. A loss or method of the user's own must be repeated: the
-            record of a run never chooses code.
+        texts: As for `parse_overrides`. A loss, method or backbone of the user's own must be
+            repeated: the record of a run never chooses code.
     """
     changes = parse_overrides(texts)
     facts = dict(read_record(folder).get("config", {}))
-    for section in ("loss", "method"):
-        name = dict(facts.get(section, {})).get("name")
-        if name is not None and changes.get(section, {}).get("name") == name:
-            facts[section] = {**facts[section], "name": SECTIONS[section]().name}  # type: ignore[attr-defined]
+    for section, field in (("loss", "name"), ("method", "name"), ("model", "backbone")):
+        name = dict(facts.get(section, {})).get(field)
+        if name is not None and changes.get(section, {}).get(field) == name:
+            facts[section] = {**facts[section], field: getattr(SECTIONS[section](), field)}
     return RunConfig.from_dict(facts).replace(**changes)
 
 

@@ -19,7 +19,7 @@ from cbml.files import write_csv
 from cbml.models import Embedder
 from cbml.outputs import Outputs
 from cbml.query_gallery import QueryGallery
-from cbml.runs.build import build_execution
+from cbml.runs.build import build_execution, use_backbone
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import embed_split, note_test_evaluation
 from cbml.runs.folder import hold_run
@@ -102,6 +102,7 @@ def run(
     folder, distributed = Path(folder), distributed or Distributed()
     callback = (callback or ProgressCallback()) if distributed.is_main_process else Callback()
     check_names(config)
+    use_backbone(config.model.backbone)
     config = with_chosen_parameters(config)
     torch.manual_seed(config.training.seed + distributed.rank)  # dropout has no other source
     with contextlib.ExitStack() as stack:

@@ -86,8 +86,8 @@ class ModelConfig(Section):
     """The network and how it is computed.
 
     Args:
-        backbone: A name in `cbml.BACKBONES`. The default learns on a CPU, and pip brings its
-            weights.
+        backbone: A name in `cbml.BACKBONES`, or "package.module:function" for a network of your
+            own. The default learns on a CPU, and pip brings its weights.
         dim: Size of the embedding. 512 in the paper's main tables.
         pooling: As for `Embedder`.
         batch_norm: As for `Embedder`.

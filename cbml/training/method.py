@@ -159,6 +159,8 @@ class Method(nn.Module):
     judged_by: tuple[str, ...] = ()
     #: The reranker that a model trained by this method names, a key of `cbml.index.RERANKERS`.
     reranker: str | None = None
+    #: Fewest images of a class in a batch that it can learn from.
+    fewest_samples: int = 1
 
     def __init__(self, loss: nn.Module | None = None) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ from cbml.losses import CBMLLoss
 from cbml.methods import (
     BIER,
     HDC,
+    HDML,
     METHODS,
     MIC,
     MOM,
@@ -86,6 +87,9 @@ CASES: dict[str, Callable[[], Method]] = {
     ),
     "pads": lambda: PADS(num_classes=CLASSES, every=1),
     "smart_mining": SmartMining,
+    "hdml": lambda: HDML(
+        num_classes=CLASSES, hidden=16, window=2, generator_rate=1e-4, classifier_rate=1e-4
+    ),
 }
 UNLABELED = {name for name, entry in METHODS.items() if entry.labels != "known"}
 

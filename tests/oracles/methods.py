@@ -1,6 +1,6 @@
 """The formulas of methods once more, literally, in plain loops over lists of numbers."""
 
-from math import dist, exp, floor
+from math import dist, exp, floor, log
 
 from tests.oracles.baselines import Matrix, cosines, dot, mean, softplus
 
@@ -108,3 +108,23 @@ def bier(
                     score = (1.0 - step) * score + step * eta * similarity
                     weight = 1.0 / (1.0 + exp(2.0 * (score - 0.5) * sign))
     return found
+
+
+def hdml_pulled(a: list[float], p: list[float], n: list[float], average: float) -> list[float]:
+    """A negative of HDML, pulled to the anchor, with α = 90."""
+    own, away = dist(a, p), dist(a, n)
+    if own >= away:
+        return n
+    wanted = own + exp(-90.0 / average) * (away - own)
+    return [x + (y - x) * wanted / away for x, y in zip(a, n, strict=True)]
+
+
+def n_pair(anchors: Matrix, candidates: list[Matrix], r: float) -> float:
+    """The N-pair loss of HDML: an anchor's positive is the one of its own number."""
+    costs = []
+    for i, anchor in enumerate(anchors):
+        logits = [dot(anchor, candidate) for candidate in candidates[i]]
+        costs.append(log(sum(exp(logit) for logit in logits)) - logits[i])
+    lengths = mean([dot(a, a) for a in anchors])
+    lengths += mean([dot(p, p) for row in candidates for p in row])
+    return mean(costs) + r / 4.0 * lengths
