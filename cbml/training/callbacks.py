@@ -1,4 +1,4 @@
-"""Callbacks: what `fit` reports while it runs, and the one that shows it at a terminal or in a log."""
+"""Callbacks: what `fit` reports while it runs, and the one that shows it to people."""
 
 import sys
 import time

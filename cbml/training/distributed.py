@@ -1,4 +1,4 @@
-"""The processes that train together: the rank of this one, and the few things that they do in step."""
+"""The processes that train together: their ranks, and the few things that they do in step."""
 
 import contextlib
 import datetime
