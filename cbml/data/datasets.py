@@ -1,7 +1,7 @@
 """Every dataset by its name: calling one gives train, validation and test.
 
 The benchmarks are split by their protocols and checked against the published counts; `folder` and
-`table` take anybody's images.
+`table` take your own images.
 """
 
 import os

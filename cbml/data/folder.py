@@ -1,4 +1,4 @@
-"""Anybody's folder of images: classes by folder or by file name, with splits or without."""
+"""Your own folder of images: classes by folder or by file name, with splits or without."""
 
 import re
 from collections import Counter, defaultdict

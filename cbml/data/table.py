@@ -1,4 +1,4 @@
-"""Anybody's table of images: CSV, JSON lines or Parquet with paths and, where known, labels."""
+"""Your own table of images: CSV, JSON lines or Parquet with paths and, where known, labels."""
 
 import csv
 import io

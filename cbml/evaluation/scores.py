@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from cbml.evaluation.metrics import METRICS, Metric
-from cbml.evaluation.ranking import PositiveRanges, rank_positives
-from cbml.evaluation.reranking import rerank_positives
+from cbml.evaluation.ranking import PositiveRanges, rank_positives, rerank_positives
 from cbml.index import kmeans
 from cbml.outputs import Outputs, Reranker
 from cbml.query_gallery import Labels, Matrix, QueryGallery

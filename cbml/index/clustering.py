@@ -12,7 +12,7 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Clusters:
-    """Centers, who belongs to which, and how they were found.
+    """Centers, the center of each vector, and how they were found.
 
     Args:
         centers: One row per cluster; fewer than asked if fewer vectors are distinct. (K, D)

@@ -91,7 +91,7 @@ def embed_across(
     try:
         batches = reader.batches(batch_size, processes)
         rows = _run(model, batches, len(reader), execution, progress if rank == 0 else False)
-    except Exception as error:  # the others must hear of it, or they would wait for ever
+    except Exception as error:  # the others must be told, or they would wait forever
         failure = error
     return _gathered(rows, failure, np.diff(edges), group, device_of(model))
 

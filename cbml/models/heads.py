@@ -31,7 +31,7 @@ class GeneralizedMean(nn.Module):
         pooled_c = (mean_{h,w} max(x_chw, floor)^p)^{1/p}
 
     Args:
-        power: p, the start value; it is learnt. 3 is the value of the GeM paper (Radenović 2018).
+        power: p, the start value; it is learned. 3 is the value of the GeM paper (Radenović 2018).
         floor: smallest feature value, so that the root has a gradient.
     """
 

@@ -1,4 +1,4 @@
-"""Who hears of a run: people at a terminal, readers of log files, or nobody."""
+"""Callbacks: what `fit` reports while it runs, and the one that shows it to people."""
 
 import sys
 import time
@@ -26,17 +26,17 @@ class StepReport:
 
 
 class Callback:
-    """What `fit` tells as it goes; this one hears all and says nothing."""
+    """What `fit` calls while it runs; this base class ignores everything."""
 
     def on_message(self, text: str) -> None:
-        """Hear one line about the run.
+        """Called with one line about the run.
 
         Args:
             text: The line to show.
         """
 
     def begin(self, step: int, steps: int) -> None:
-        """Hear that updates begin.
+        """Called when updates begin.
 
         Args:
             step: Number of updates done already.
@@ -44,14 +44,14 @@ class Callback:
         """
 
     def step(self, report: StepReport) -> None:
-        """Hear of one update.
+        """Called after each update.
 
         Args:
             report: Result of the update.
         """
 
     def end(self) -> None:
-        """Hear that no more updates come."""
+        """Called when no more updates come."""
 
 
 class ProgressCallback(Callback):

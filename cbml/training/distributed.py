@@ -1,4 +1,4 @@
-"""The processes that train together: who I am, and the few things that they do in step."""
+"""The processes that train together: their ranks, and the few things that they do in step."""
 
 import contextlib
 import datetime
@@ -26,7 +26,7 @@ _PATIENCE = datetime.timedelta(minutes=10)
 
 
 class MainProcessFailed(BadData):
-    """What the other processes hear when the main one fails; its own error says why."""
+    """What the other processes get when the main one fails; its own error says why."""
 
 
 class Distributed:
@@ -108,7 +108,7 @@ class Distributed:
         if self.is_main_process:
             try:
                 found = compute()
-            except Exception as error:  # the others must hear of it, or they would wait for ever
+            except Exception as error:  # the others must be told, or they would wait forever
                 failure = error
         self.broadcast([found])
         if failure is not None:

@@ -202,7 +202,7 @@ class Method(nn.Module):
         self._attached = (model,)
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Who is optimized by the run's optimizer, at which multiple of the learning rate."""
+        """What the run's optimizer optimizes, at which multiple of the learning rate."""
         own = {id(p) for optimizer in self.optimizers().values() for p in _parameters(optimizer)}
         rest = [p for p in self.parameters() if p.requires_grad and id(p) not in own]
         factor = float(getattr(self.loss, "learning_rate_factor", 1.0))

@@ -1,4 +1,4 @@
-"""Who is optimized, at which learning rate, and an optimizer's state as plain named tensors."""
+"""What is optimized, at which learning rate, and the optimizer's state as plain named tensors."""
 
 import math
 from collections.abc import Collection, Mapping

@@ -22,7 +22,7 @@ class Settings:
         learning_rate: Before factors and schedule. 3e-5 in the authors' program.
         weight_decay: 5e-4 in the authors' program.
         backbone_factor: Multiple of the learning rate for the backbone.
-        head_factor: The same for the linear layer and a learnt pooling power.
+        head_factor: The same for the linear layer and a learned pooling power.
         loss_factor: The same for the loss's own parameters; None takes the loss's own
             `learning_rate_factor`, 1 where it has none.
         schedule: "step" multiplies by `drop_factor` once at `drop_at`, as the authors' program

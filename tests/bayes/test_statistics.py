@@ -103,7 +103,7 @@ def test_bad_input_is_named(arguments: dict[str, Any], words: str) -> None:
         PairStatistics.of(given.pop("embeddings"), given.pop("labels"), **given)
 
 
-def test_a_misspelt_exponent_is_refused() -> None:
+def test_a_misspelled_exponent_is_refused() -> None:
     for ask in (STATISTICS.ratio, STATISTICS.loss_options, STATISTICS.suggest_loss):
         with pytest.raises(ValueError, match=r"exponent must be one of .*, got 'quadratc'"):
             ask("quadratc")  # type: ignore[operator]

@@ -131,6 +131,6 @@ def test_the_dictionary_is_plain_json() -> None:
     assert "nmi" not in evaluate(ROWS, LABELS, clustering=False).metrics
 
 
-def test_a_misspelt_option_is_an_error() -> None:
+def test_a_misspelled_option_is_an_error() -> None:
     with pytest.raises(TypeError, match="recal_at"):
         evaluate(ROWS, LABELS, recal_at=[1])  # type: ignore[call-arg]

@@ -357,7 +357,7 @@ def test_no_references_are_no_pairs(name: str) -> None:
 
 
 @every_loss
-def test_misspelt_and_nameless_options_are_refused(name: str) -> None:
+def test_misspelled_and_nameless_options_are_refused(name: str) -> None:
     with pytest.raises(TypeError, match="no_such_option"):
         LOSSES[name](**CASES[name].options, no_such_option=1)
     with pytest.raises(TypeError, match="positional"):

@@ -103,10 +103,10 @@ def literal_forward(state: dict[str, Tensor], images: Tensor) -> Tensor:
 
 def test_the_public_state_dict_has_the_known_size() -> None:
     shapes = public_shapes()
-    learnt = sum(
+    learned = sum(
         int(torch.tensor(shape).prod()) for name, shape in shapes.items() if "running" not in name
     )
-    assert learnt == 11_295_240
+    assert learned == 11_295_240
     ours = {name for name, _ in BNInception().named_parameters()}
     assert ours == {n for n in shapes if "running" not in n and not n.startswith("last_linear")}
 

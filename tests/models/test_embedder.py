@@ -55,7 +55,7 @@ def test_pooling_equals_its_oracle(kind: str) -> None:
         torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_power_of_the_generalized_mean_is_learnt_with_the_head() -> None:
+def test_the_power_of_the_generalized_mean_is_learned_with_the_head() -> None:
     model = Embedder("conv4", dim=5, pooling="generalized_mean")
     model(some_images())[:, 0].sum().backward()
     assert model.gem is not None
