@@ -51,7 +51,7 @@ class LargerViews(Unlabeled):
         enlarge: How much larger the teacher's views are; None takes 2, and less where that would
             exceed 224 pixels.
         temperature: T.
-        pair_weight: Of CBML on the neighbors.
+        pair_weight: Of CBML on the neighbors. It did not help on fixed features.
         positives: Nearest neighbors among which positives are.
         doubtful: Nearest neighbors that are no negatives.
         group: Images of a batch that are each other's neighbors.
@@ -71,7 +71,7 @@ class LargerViews(Unlabeled):
         num_images: int,
         enlarge: float | None = None,
         temperature: float = 0.1,
-        pair_weight: float = 0.3,
+        pair_weight: float = 0.0,
         positives: int = 3,
         doubtful: int = 15,
         group: int = 4,

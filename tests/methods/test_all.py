@@ -57,7 +57,7 @@ CASES: dict[str, Callable[[], Method]] = {
     "pseudo_labels": lambda: PseudoLabels(
         CBMLLoss(mining_margin=None), clusters=6, cluster_by="features", head_start="whitened"
     ),
-    "larger_views": lambda: LargerViews(num_images=COUNT, doubtful=5),
+    "larger_views": lambda: LargerViews(num_images=COUNT, doubtful=5, pair_weight=0.3),
     "nce": lambda: NCE(num_images=COUNT, embedding_size=DIM, head_start="whitened"),
     "deep_cluster": lambda: DeepCluster(num_classes=6, embedding_size=DIM, seed=2),
     "exemplar": lambda: Exemplar(num_images=COUNT, embedding_size=DIM),
