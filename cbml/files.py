@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -196,12 +197,27 @@ def _write_part(folder: Path, name: str, write: Writer) -> dict[str, object]:
     """Write one part under a name that holds its hash; its entry in the manifest."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as scratch:
         written = Path(scratch) / name
-        write(written)
+        with _named_errors(folder / name):
+            write(written)
         digest = sha256(written)
         stored = f"{Path(name).stem}-{digest[:16]}{Path(name).suffix}"
         with replaced_file(folder / stored) as temporary:
             os.replace(written, temporary)
     return {"file": stored, "bytes": (folder / stored).stat().st_size, "sha256": digest}
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Errors of the system name the file that was to be written, whoever wrote it."""
+    try:
+        yield
+    except Exception as error:
+        # safetensors has an error of its own for a full disk, with the number in its text.
+        told = re.search(r"\(os error (\d+)\)", str(error))
+        number = error.errno if isinstance(error, OSError) else told and int(told[1])
+        if not number:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from None
 
 
 def _checked_parts(folder: Path, kind: str) -> tuple[dict[str, Path], dict[str, Any]]:

@@ -18,6 +18,13 @@ for end in (_signals, _notify):
 signal.set_wakeup_fd(_notify, warn_on_full_buffer=False)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give long tests the time that they need on a busy machine."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1800))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Run one test, then end the session if it was asked to stop."""

@@ -6,6 +6,7 @@ Pythons we support, and neither `tarfile` nor `zipfile` limits how much comes ou
 
 import bz2
 import contextlib
+import errno
 import gzip
 import hashlib
 import lzma
@@ -118,7 +119,9 @@ def extract(archive: Path, target: Path, *, limits: Limits | None = None) -> Non
             raise
         raise BadData(f"{archive}: cannot be unpacked ({error})") from None
     except OSError as error:
-        if error.errno is not None:  # of the disk; the reader of bz2 has no number for bad data
+        # Of the disk, unless the reader of bz2 (no number) or of zip (a place before the start)
+        # complains of the archive.
+        if error.errno not in (None, errno.EINVAL):
             raise
         raise BadData(f"{archive}: not a sound archive ({error}); download it again") from None
     finally:
@@ -126,22 +129,30 @@ def extract(archive: Path, target: Path, *, limits: Limits | None = None) -> Non
 
 
 def _unpack_tar(archive: Path, folder: Path, meter: _Meter) -> None:
-    with (
-        _decompressed(archive) as stream,
-        tarfile.open(fileobj=_Metered(stream, meter), mode="r:") as tar,  # type: ignore[call-overload]
-    ):
-        while (member := tar.next()) is not None:
-            tar.members.clear()  # it would keep every member ever seen
-            meter.entry()
-            place = _place(archive, folder, member.name)
-            if member.isdir():
-                place.mkdir(parents=True, exist_ok=True)
-            elif member.isreg() and not member.issparse():
-                source = tar.extractfile(member)
-                if source is not None:
-                    _write(archive, source, place, None)  # counted as it is read
-            else:
-                raise BadData(f"{archive}: {member.name!r} is a link or a device; not unpacked")
+    with _decompressed(archive) as stream:
+        metered = _Metered(stream, meter)
+        with tarfile.open(fileobj=metered, mode="r:") as tar:  # type: ignore[call-overload]
+            _unpack_members(archive, tar, folder, meter)
+        # `tarfile` takes a damaged header for the end, and checks no sums behind the last member.
+        if metered.last != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("damaged or cut off before its end")
+        while metered.read(_CHUNK):
+            pass
+
+
+def _unpack_members(archive: Path, tar: tarfile.TarFile, folder: Path, meter: _Meter) -> None:
+    while (member := tar.next()) is not None:
+        tar.members.clear()  # type: ignore[attr-defined]  # it would keep every member ever seen
+        meter.entry()
+        place = _place(archive, folder, member.name)
+        if member.isdir():
+            place.mkdir(parents=True, exist_ok=True)
+        elif member.isreg() and not member.issparse():
+            source = tar.extractfile(member)
+            if source is not None:
+                _write(archive, source, place, None)  # counted as it is read
+        else:
+            raise BadData(f"{archive}: {member.name!r} is a link or a device; not unpacked")
 
 
 def _unpack_zip(archive: Path, folder: Path, meter: _Meter) -> None:
@@ -217,6 +228,7 @@ class _Metered:
         self._stream = stream
         self._meter = meter
         self._place = 0
+        self.last = b""  # what the last read gave
 
     def read(self, size: int) -> bytes:
         if size > _HEADER_LIMIT:
@@ -224,6 +236,7 @@ class _Metered:
         content = self._stream.read(size)
         self._place += len(content)
         self._meter.add(len(content))
+        self.last = content
         return content
 
     def tell(self) -> int:

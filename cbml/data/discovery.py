@@ -244,14 +244,27 @@ def _same_content(paths: Sequence[Path], indices: list[int]) -> list[list[int]]:
     return [group for group in by_content.values() if len(group) > 1]
 
 
-def _walk(folder: Path, depth: int = 0) -> Iterator[tuple[Path, list[Path]]]:
-    """Every folder, in order, with the files in it, sorted."""
+def _walk(
+    folder: Path, above: tuple[tuple[int, int], ...] = ()
+) -> Iterator[tuple[Path, list[Path]]]:
+    """Every folder, in order, with the files in it, sorted; a link to a folder above is left out.
+
+    `above` identifies the folders that were passed on the way here.
+    """
     below, files = _entries(folder)
     yield folder, files
-    if below and depth >= _DEEPEST:  # also where a link leads back to a folder above it
+    if below and len(above) >= _DEEPEST:
         raise BadData(f"{folder}: more than {_DEEPEST} folders deep; name the dataset's own folder")
+    status = os.stat(folder)
+    here = (*above, (status.st_dev, status.st_ino))
     for path in below:
-        yield from _walk(path, depth + 1)
+        if not (os.path.islink(path) and _leads_back(path, here)):
+            yield from _walk(path, here)
+
+
+def _leads_back(link: Path, above: tuple[tuple[int, int], ...]) -> bool:
+    target = os.stat(link)
+    return (target.st_dev, target.st_ino) in above
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -121,6 +121,11 @@ def unlabeled_parts(config: RunConfig, distributed: Distributed) -> Parts:
     splits = training_splits(config)
     images = ImageDataset(splits.train.paths)
     dataset = PackedDataset.of(images, config.model.crop)
+    if len(dataset.images) < 2:
+        raise BadData(
+            f"{config.data.source}: {len(dataset.images)} of {len(images)} images can be read, and "
+            f"two are the least; see what is wrong:  cbml data check {config.data.source}"
+        )
     # With labels=each a label is an image's index, and unreadable images have one too.
     each = config.data.labels == "each"
     wanted = config.pseudo_labels.clusters

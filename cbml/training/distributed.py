@@ -179,7 +179,7 @@ def last_word(exit_code: Callable[[Exception], int]) -> Iterator[None]:
         raise
 
 
-def run_processes(count: int, words: Sequence[str], how_to_go_on: str) -> int:
+def run_processes(count: int, words: Sequence[str], how_to_resume: str) -> int:
     """Run `cbml` with the same words in several processes; gives the exit code.
 
     A lost process ends all of them, and torchrun starts them again from the newest checkpoint, at
@@ -188,7 +188,7 @@ def run_processes(count: int, words: Sequence[str], how_to_go_on: str) -> int:
     Args:
         count: Number of processes.
         words: Words of the command line behind the program's name.
-        how_to_go_on: The command to name when it was interrupted.
+        how_to_resume: The command to name when it was interrupted.
     """
     with tempfile.TemporaryDirectory(prefix="cbml-") as folder:
         word = Path(folder) / "last-word.json"
@@ -196,7 +196,7 @@ def run_processes(count: int, words: Sequence[str], how_to_go_on: str) -> int:
         said = json.loads(word.read_text(encoding="utf-8")) if word.exists() else None
     if asked:
         name = signal.Signals(asked[0]).name
-        print(f"stopped by {name}; go on with:  {how_to_go_on}", file=sys.stderr)
+        print(f"stopped by {name}; resume with:  {how_to_resume}", file=sys.stderr)
         return 128 + asked[0]
     if said is not None:
         print(said["text"], file=sys.stderr)

@@ -265,8 +265,10 @@ def test_a_killed_unpacking_leaves_nothing_half_done(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
 def test_every_damaged_byte_of_a_compressed_archive_is_bad_data(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"set.tar.{kind}"
+    content = bytes(range(250)) * 12
     with tarfile.open(path, f"w:{kind}") as archive:
-        archive.addfile(entry_of("a/1.png", 3_000), io.BytesIO(bytes(range(250)) * 12))
+        for number in range(3):
+            archive.addfile(entry_of(f"a/{number}.png", 3_000), io.BytesIO(content))
     sound = path.read_bytes()
     refused = 0
     for place in range(0, len(sound), max(1, len(sound) // 60)):
@@ -277,10 +279,30 @@ def test_every_damaged_byte_of_a_compressed_archive_is_bad_data(kind: str, tmp_p
         except BadData:
             refused += 1
             assert not target.exists()
+        else:  # in what is only for people, such as the time in the head of a gzip file
+            assert [file.read_bytes() for file in target.rglob("*.png")] == [content] * 3
     assert refused > 30
     path.write_bytes(sound[: len(sound) // 2])
     with pytest.raises(BadData):
         extract(path, tmp_path / "half")
+
+
+def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "set.tar"
+    with tarfile.open(path, "w") as archive:
+        for number in range(3):
+            archive.addfile(entry_of(f"a/{number}.png", 512), io.BytesIO(bytes(512)))
+    sound = path.read_bytes()
+    second = 2 * tarfile.BLOCKSIZE
+    for content in (
+        sound[:second] + b"x" + sound[second + 1 :],  # one byte in the second name
+        sound[: 2 * second],  # cut between two files
+        sound[: 2 * second + 100],  # cut within a header
+    ):
+        path.write_bytes(content)
+        with pytest.raises(BadData, match="cut off before its end"):
+            extract(path, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 def entry_of(name: str, size: int) -> tarfile.TarInfo:

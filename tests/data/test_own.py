@@ -128,9 +128,16 @@ def test_hidden_files_and_strange_names(tmp_path: Path) -> None:
     assert "été 夏" in splits.train.class_names
 
 
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
+def test_links_in_a_circle_are_left_out(tmp_path: Path) -> None:
     image_dataset(tmp_path, classes=4, each=1)
+    before = datasets.folder(tmp_path)
     (tmp_path / "class0" / "loop").symlink_to(tmp_path)
+    (tmp_path / "class1" / "self").symlink_to(tmp_path / "class1")
+    after = datasets.folder(tmp_path)
+    assert after.train.paths == before.train.paths
+    assert after.test.paths == before.test.paths
+    deep = tmp_path.joinpath(*"abcdefghi")
+    deep.mkdir(parents=True)
     with pytest.raises(BadData, match="folders deep"):
         datasets.folder(tmp_path)
 

@@ -144,7 +144,7 @@ def test_without_a_restart_all_end_with_a_line(home: Path, jobs: list[Job], rank
     assert job.end(60) == 1, job.log.read_text()
     assert time.monotonic() - killed < 60
     assert not job.orphans()
-    wanted = f"cbml: another process was lost; go on with: cbml train --resume {out} --processes 2"
+    wanted = f"cbml: another process was lost; resume with: cbml train --resume {out} --processes 2"
     assert wanted in job.log.read_text()
 
 
@@ -166,7 +166,7 @@ def test_the_launcher_passes_signals_on(
     assert job.end(120) == 128 + number, job.log.read_text()
     assert not job.orphans()
     last = job.log.read_text().strip().splitlines()[-1]
-    assert last.endswith(f"go on with:  cbml train --resume {out} --processes 2")
+    assert last.endswith(f"resume with:  cbml train --resume {out} --processes 2")
     checkpoint = newest_checkpoint(out / "checkpoints", print)
     assert checkpoint is not None
     more = ["--steps", str(checkpoint.step + 2), "--processes", "2"]
