@@ -26,7 +26,16 @@ $(STAMP):
 
 install: $(STAMP)  ## create .venv with the pinned versions
 
-demo: $(STAMP)  ## learn from real images and search among classes never seen, in minutes
+# What the demo and its page need, and not the developers' tools; a whole installation will do, too.
+DEMO_STAMP := $(subst .installed,.demo,$(STAMP))
+
+$(DEMO_STAMP):
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -e $(STAMP) || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,serve]'
+	rm -f $(VENV)/.demo-*
+	touch $@
+
+demo: $(DEMO_STAMP)  ## learn from real images and search among classes never seen, in minutes
 	$(BIN)/cbml demo
 
 # A worker for each core, one thread in each: two workers with two threads wait for each other.

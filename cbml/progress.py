@@ -2,13 +2,26 @@
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "duration", "reporter"]
 
 _SECONDS_BETWEEN_LINES = 10.0
 _WIDE = 110
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: "40 s", "12 min", "1 h 31 min".
+
+    Args:
+        seconds: how long.
+    """
+    if round(seconds) < 60:
+        return f"{max(round(seconds), 0)} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 class Progress:
@@ -52,13 +65,13 @@ class Progress:
         """
         now, last = time.monotonic(), bool(text) and done == self.total
         rate = (done - self._first) / max(now - self._started, 1e-9)
+        left = f", {duration((self.total - done) / rate)} left" if self.total and rate else ""
         text = text or f"{rate:.1f} per second"
         if self._bar is not None:
-            self._bar.update(0, completed=done, description=text)
+            self._bar.update(0, completed=done, description=text + left)
         elif last or now - self._last >= _SECONDS_BETWEEN_LINES:
             self._last = now
             rest = "" if self.total is None else f" of {self.total}"
-            left = f", {(self.total - done) / rate:.0f} s left" if self.total and rate else ""
             self.say(f"{self.label} {done}{rest}: {text}{left}")
 
     def say(self, text: str) -> None:
@@ -78,9 +91,28 @@ class Progress:
             self._bar.stop()
 
 
+def reporter(label: str) -> Callable[[int, int], None]:
+    """A function of done and total that shows a `Progress` from its first call to the last.
+
+    Args:
+        label: what is counted, such as "images read".
+    """
+    shown: list[Progress] = []
+
+    def show(done: int, total: int) -> None:
+        if not shown:
+            # What the first call brings was done in no time that anybody measured.
+            shown.append(Progress(label, total or None, done=done))
+        shown[0].show(done)
+        if done == total:
+            shown.pop().close()
+
+    return show
+
+
 def _bar(label: str, total: int | None, done: int) -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as RichProgress
 
     console = Console(stderr=True)
@@ -90,7 +122,6 @@ def _bar(label: str, total: int | None, done: int) -> Any:
         BarColumn(bar_width=24 if wide else 6),
         MofNCompleteColumn(),
         TextColumn("{task.description}"),
-        TimeRemainingColumn(compact=True),
         console=console,
     )
     bar.add_task("", total=total, completed=done)

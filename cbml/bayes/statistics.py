@@ -11,17 +11,19 @@ from scipy.special import expit
 
 from cbml.bayes.pairs import pair_moments, pair_up
 from cbml.errors import BadData, check_choice
-from cbml.losses import SMALLEST_SCALE, CBMLLoss, LinearRatio, QuadraticRatio
+from cbml.losses import (
+    SMALLEST_SCALE,
+    CBMLLoss,
+    LinearRatio,
+    QuadraticRatio,
+    ratio_to_train_with,
+)
 from cbml.query_gallery import Labels, Matrix, QueryGallery
 
 Exponent = Literal["linear", "quadratic"]
 
 # Similarities are float32 numbers: what spreads less than this does not spread at all.
 SMALLEST_STD = 1e-6
-# Log odds of a posterior of 0.9, the certainty at which the rule of the loss sets its marks.
-CERTAIN = math.log(9.0)
-# Midway between directions that have nothing in common and equal ones.
-HALFWAY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,37 +161,9 @@ class PairStatistics:
         return posterior
 
     def loss_ratio(self) -> LinearRatio:
-        """Φ to train with: that of the classes as they shall be told apart, not as they are.
-
-        The slopes of `ratio`, gap/σ², vanish where the start hardly separates the classes. With δ
-        of the paper's derivation, a batch whose pairs are all equally similar then rises until
-        pull and push are equal, at s* = α + β log(|N|/|P|). For a gap of less than
-        σ² log(|N|/|P|) / (1 - α) that is above 1: nothing holds the embeddings from becoming one
-        point. The rule therefore begins with the level, and asks for four things:
-
-            level     s* = max(1/2, (μ_P + μ_N)/2): pull and push are equal there, midway between
-                      unrelated and equal, or where the start's pairs are already
-            strength  both sides move a pair by at most the same: ω = β_P/β_N
-            push      a posterior of 0.9 at s*, of 1/2 one spread σ = σ_N below it
-            pull      a posterior of 0.9 at s*, of 1/2 at s = 1: all positives are pulled, nearly
-                      evenly, however similar they are
-
-        With logit 0.9 = log 9 and δ = 1/|P|, 1/|N|, so that no set wins by its size:
-
-            α_N = s* - σ,  β_N = σ / log 9,    α_P = 1,  β_P = (1 - s*) / log 9
-
-        σ is at most (1 - s*)/2. The gap is in none of the scales, so that the rule is the same
-        for any separation, down to none.
-        """
+        """Φ to train with; the rule is in `cbml.losses.ratio_to_train_with`."""
         self.ratio("linear")  # says what is wrong where nothing follows from these numbers
-        level = max(HALFWAY, (self.positive_mean + self.negative_mean) / 2.0)
-        spread = min(self.negative_std, (1.0 - level) / 2.0)
-        return LinearRatio(
-            positive_center=1.0,
-            positive_scale=(1.0 - level) / CERTAIN,
-            negative_center=level - spread,
-            negative_scale=spread / CERTAIN,
-        )
+        return ratio_to_train_with(self.positive_mean, self.negative_mean, self.negative_std)
 
     def loss_options(self, exponent: Exponent = "linear") -> dict[str, Any]:
         """The constants of the loss that follow from the data, as options of `build_loss`.

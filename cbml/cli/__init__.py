@@ -9,9 +9,13 @@ function or a `typer.Typer` group, and is listed in VERBS.
 
 import errno
 import importlib
+import os
+import shlex
+import shutil
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +23,7 @@ import typer
 import cbml
 from cbml.errors import BadData, DamagedFile
 
-__all__ = ["VERBS", "OwnBackbone", "exit_code", "main"]
+__all__ = ["VERBS", "OwnBackbone", "exit_code", "main", "program_name"]
 
 #: The option of the verbs that load a trained model, whose network may be the user's own.
 OwnBackbone = Annotated[
@@ -35,6 +39,7 @@ OwnBackbone = Annotated[
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)  # a write names no file
 VERBS: tuple[str, ...] = (
     "analyze",
+    "compare",
     "data",
     "demo",
     "doctor",
@@ -102,6 +107,23 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
 ) -> None:
     del version, debug  # `main` takes --debug out of the words; here it is for the help page.
+
+
+def program_name() -> str:
+    """How to call this program again from where the user stands, for lines to copy."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":  # python -m cbml
+        return f"{_short(sys.executable)} -m cbml"
+    return _short(sys.argv[0]) if called.name == "cbml" and called.exists() else "cbml"
+
+
+def _short(program: str) -> str:
+    """The name of a program where PATH leads to it, else the shorter of its paths."""
+    name = os.path.basename(program)
+    found = shutil.which(name)
+    if found is not None and os.path.abspath(found) == os.path.abspath(program):
+        return name
+    return shlex.quote(min(os.path.relpath(program), os.path.abspath(program), key=len))
 
 
 def exit_code(error: Exception) -> int:

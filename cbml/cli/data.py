@@ -4,7 +4,6 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -69,6 +68,8 @@ def _check(
       cbml data check photos/ --label-from '{label}_{n}'
     """
     from cbml.data import check, load_anyway
+    from cbml.progress import reporter
+    from cbml.runs import FIRST_RUNS
 
     options = {
         "seed": seed,
@@ -79,8 +80,12 @@ def _check(
         "label_column": label_column,
     }
     splits = load_anyway(path, known_as, options)
-    report = check(splits, workers=workers, progress=_progress("images read"))
-    answer = report.as_dict() | {"next": _next_command(path, report.as_dict(), options)}
+    report = check(splits, workers=workers, progress=reporter("images read"))
+    first = FIRST_RUNS["cpu"]
+    answer = report.as_dict() | {
+        "next": _next_command(path, report.as_dict(), options),
+        "minutes": first.get(path, first["folder"]).minutes,
+    }
     if sheet is not None:
         from cbml.data import contact_sheet
 
@@ -144,12 +149,13 @@ def _get(
       cbml data get sop --folder ~/archives
     """
     from cbml.data import cache_folder, find_dataset, get
+    from cbml.progress import reporter
 
     target = cache_folder() / "downloads" if folder is None else folder.expanduser()
     spec = find_dataset(name)
     try:
         files = get(
-            name, spec.downloads, target, page=spec.page, progress=_progress("bytes downloaded")
+            name, spec.downloads, target, page=spec.page, progress=reporter("bytes downloaded")
         )
     except KeyboardInterrupt:
         print("\ncbml: interrupted; the same command resumes", file=sys.stderr)
@@ -159,22 +165,6 @@ def _get(
     else:
         for file in files:
             print(file)
-
-
-def _progress(label: str) -> Callable[[int, int], None]:
-    """A bar that is opened at the first call, when the total is known."""
-    from cbml.progress import Progress
-
-    shown: list[Progress] = []
-
-    def show(done: int, total: int) -> None:
-        if not shown:
-            shown.append(Progress(label, total or None, done=done))
-        shown[0].show(done)
-        if done == total:
-            shown.pop().close()
-
-    return show
 
 
 def _write_bad(path: Path, bad: list[tuple[str, str]]) -> None:
@@ -239,7 +229,10 @@ def _print_report(answer: dict[str, Any]) -> None:
     _print_some("of them in train and test", _joined(answer["across"]))
     if "sheet" in answer:
         print(f"  contact sheet: {answer['sheet']}")
-    print(f"  next:  {answer['next']}")
+    print(
+        f"  next:  {answer['next']}    # about {answer['minutes']} minutes on two CPU cores; "
+        "--minutes chooses another time"
+    )
 
 
 def _joined(groups: list[list[str]]) -> list[str]:

@@ -8,6 +8,8 @@ import typer
 
 from cbml.cli import OwnBackbone
 
+_SHOWN = 5
+
 Split = Literal["train", "validation", "test", "all"]
 
 
@@ -63,6 +65,10 @@ def verb(
     for name, value in facts["scores"].items():
         # Among as many results as there are images everything is found: no news.
         if not (name.startswith("recall@") and int(name[7:]) >= found.scores.gallery):
-            print(f"{name:<12} {value:.4f}")
+            before = "" if found.start is None else f"   start {found.start[name]:.4f}"
+            print(f"{name:<12} {value:.4f}{before}")
+    worst = [f"{name} {row['recall@1']:.2f}" for name, row in found.classes.items()][:_SHOWN]
+    if len(found.classes) > 1:
+        print(f"worst classes by recall@1 (--json lists all): {', '.join(worst)}")
     for name, value in facts["conditions"].items():
         print(f"  {name.replace('_', ' ')}: {value:,}")

@@ -3,12 +3,16 @@
 import contextlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from cbml.losses import LOSSES
+from cbml.models import BACKBONE_NAMES
 
 if TYPE_CHECKING:
     from cbml.runs import RunConfig, RunResult
@@ -44,7 +48,7 @@ def verb(
         int | None, typer.Option(help="With --labels none; one for every four images.")
     ] = None,
     loss: Annotated[
-        str | None, typer.Option(help="A name that cbml methods lists, or package.module:Class.")
+        str | None, typer.Option(help=f"{', '.join(LOSSES)}; or package.module:Class.")
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="A name that cbml methods lists, or package.module:Class.")
@@ -57,10 +61,27 @@ def verb(
         ),
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="A name in cbml.BACKBONES, or package.module:function.")
+        str | None,
+        typer.Option(help=f"{', '.join(BACKBONE_NAMES)}; timm:NAME; or package.module:function."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,
-    crop: Annotated[int | None, typer.Option(help="Side of the square the network sees.")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Start from the model of an earlier run."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Choose crop and steps for so long a run, measured on this machine."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Updates of the weights.", show_default="200 on a CPU")
+    ] = None,
+    crop: Annotated[
+        int | None,
+        typer.Option(
+            help="Side of the square the network sees, 227 in the paper.",
+            show_default="128 on a CPU",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/DATA-LOSS-SEED.")] = None,
     overrides: Annotated[
@@ -88,6 +109,8 @@ def verb(
     \b
     Examples:
       cbml train emoji --out runs/emoji --test
+      cbml train my-images/ --minutes 10 --test
+      cbml train my-images/ --start runs/emoji
       cbml train my-images/ --parameters given --set loss.ratio=fine_grained
       cbml train my-images/ --loss proxy_anchor --set learning_rate=3e-5 --json
       cbml train my-images/ --labels none --clusters 100 --set refresh_epochs=2
@@ -106,9 +129,15 @@ def verb(
         "backbone": backbone,
         "crop": crop,
         "seed": seed,
+        "start": start,
+        "minutes": minutes,
         "steps": steps,
         "tensorboard": tensorboard or None,
     }
+    if minutes is not None and steps is not None:
+        raise typer.BadParameter("--minutes chooses the steps: leave out one of the two")
+    if start is not None and backbone is not None:
+        raise typer.BadParameter("--start gives the network: leave out --backbone")
     words = [f"{key}={value}" for key, value in named.items() if value is not None]
     config, folder = _planned(data, resume, out, [*words, *(overrides or [])])
     if processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -162,7 +191,9 @@ def _planned(
 
 
 def _again(folder: Path, config: "RunConfig", processes: int) -> str:
-    words = ["cbml", "train", "--resume", str(folder)]
+    from cbml.cli import program_name
+
+    words = [program_name(), "train", "--resume", shlex.quote(str(folder))]
     words += [f"--processes {processes}"] if processes > 1 else []
     words += [f"--{option} {name}" for option, name in config.own_code.items()]
     return " ".join(words)
@@ -197,12 +228,37 @@ def _print_result(result: "RunResult", as_json: bool) -> None:
     folder, fitted = result.folder, result.fitted
     print(f"{folder}: {fitted.steps} steps")
     if fitted.best_score is not None:
-        print(f"  validation {fitted.best_score:.4f} after step {fitted.best_step}: kept in model/")
+        print(
+            f"  held-out {result.config.training.choose_by}: {fitted.best_score:.4f} after step "
+            f"{fitted.best_step}, kept in model/ (start {fitted.start_score:.4f}, last step "
+            f"{fitted.last_score:.4f})"
+        )
+    before = result.test_start or {}
     for name, value in (result.test or {}).items():
-        print(f"  test {name:<12} {value:.4f}")
+        start = f"   start {before[name]:.4f}" if name in before else ""
+        print(f"  test {name:<12} {value:.4f}{start}")
     if (folder / "bad_images.csv").exists():
         print(f"  some images cannot be read: {folder / 'bad_images.csv'}")
     if (folder / "clusters.csv").exists():
         print("  without labels the last model is kept, in model/; clusters.csv names the clusters")
-        return
-    print(f"  score it:  cbml evaluate {folder}")
+    _print_next(result)
+    if fitted.best_step == 0:
+        print(
+            "TRAINING DID NOT IMPROVE ON THE START: model/ is the network as it was before. Try a "
+            "lower learning rate (--set learning_rate=3e-5), more steps, or more classes."
+        )
+
+
+def _print_next(result: "RunResult") -> None:
+    """Where the result is, and the lines to copy that lead on."""
+    from cbml.cli import program_name
+
+    program, run = program_name(), shlex.quote(str(result.folder))
+    images = shlex.quote(result.config.data.source)
+    gallery = shlex.quote(str(result.folder / "gallery"))
+    if (result.folder / "report.html").exists():
+        print(f"  look at it:  {result.folder / 'report.html'}")
+    if result.test is None and result.config.data.labels == "known":
+        print(f"  score it:    {program} evaluate {run} --test")
+    print(f"  search it:   {program} index {run} {images} --out {gallery}")
+    print(f"               {program} serve {gallery} --open")

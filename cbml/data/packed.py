@@ -124,14 +124,18 @@ class PackedDataset:
     bad: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, images: ImageDataset, crop: int) -> "PackedDataset":
+    def of(
+        cls, images: ImageDataset, crop: int, progress: Progress | None = None
+    ) -> "PackedDataset":
         """Pack a dataset in the cache folder, or find it there.
 
         Args:
             images: The images to pack.
             crop: Side of the square that the network sees.
+            progress: Called with images done and images in all.
         """
-        packed = pack(images.paths, cache_folder() / "packed", short_side=side_for(crop))
+        cache = cache_folder() / "packed"
+        packed = pack(images.paths, cache, short_side=side_for(crop), progress=progress)
         indices = tuple(index for index in range(len(images)) if index not in packed.reasons)
         bad = tuple(
             (str(images.paths[index]), why) for index, why in sorted(packed.reasons.items())

@@ -45,6 +45,7 @@ SPLIT_NAMES = {
 _FEWEST_FOR_TWO = 6
 _FEWEST_TO_TEST = 4
 _FEWEST_OF_A_CLASS = 4  # two images to learn from and two to find each other
+_FEW_CLASSES, _FEW_IMAGES = 10, 100  # below either, training may teach less than it forgets
 _SHOWN = 5
 
 
@@ -179,6 +180,15 @@ def split_notes(splits: Splits, *, test: float, validation: float) -> list[str]:
     """A sentence for each part that was wanted and could not be had, for run records."""
     notes = []
     classes = len(splits.train.class_names)
+    parts = splits.parts().values()
+    whole = len({name for part in parts for name in part.class_names})
+    images = sum(len(part) for part in parts)
+    if splits.train.labels is not None and (whole < _FEW_CLASSES or images < _FEW_IMAGES):
+        notes.append(
+            f"{images:,} images of {whole} classes are few to learn from; a pretrained network may "
+            "search them as well without training:  cbml index efficientnet_lite0 IMAGES --out "
+            "gallery"
+        )
     if test and splits.test is None:
         notes.append(f"{classes} classes are too few to keep some for the test (4 are needed)")
     if validation and not len(splits.validation):

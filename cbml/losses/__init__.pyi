@@ -2,6 +2,7 @@ from .build import build_loss as build_loss
 from .contrastive_bayesian import FINE_GRAINED as FINE_GRAINED
 from .contrastive_bayesian import PRODUCTS as PRODUCTS
 from .contrastive_bayesian import CBMLLoss as CBMLLoss
+from .from_data import ratio_to_train_with as ratio_to_train_with
 from .interop import CrossBatchMemory as CrossBatchMemory
 from .options import check_number as check_number
 from .ratios import SMALLEST_SCALE as SMALLEST_SCALE

@@ -3,6 +3,10 @@
 import math
 from typing import Literal, Self
 
+from torch import Tensor
+
+from cbml.errors import BadData
+from cbml.losses.from_data import SMALLEST_STD, pair_moments, ratio_to_train_with
 from cbml.losses.kernel import Formula
 from cbml.losses.options import (
     Averaging,
@@ -96,6 +100,36 @@ class CBMLLoss(PairLoss):
         self.variance_reduction = check_choice(variance_reduction, "variance_reduction", Reduction)
         self.skip_easy_anchors = check_flag(skip_easy_anchors, "skip_easy_anchors")
         self._check_overflow()
+
+    @classmethod
+    def from_embeddings(cls, embeddings: Tensor, labels: Tensor) -> Self:
+        """The loss whose every constant follows from embeddings of the model to be trained.
+
+            λ = 1 / (2 σ_N²)
+
+        makes λ L_2 the negative log-likelihood of the negatives under a Gaussian about their target
+        with the spread they have now; Φ and ω are those of `ratio_to_train_with`, δ makes means of
+        the sums, and nothing is mined. A few thousand training images of many classes will do.
+
+        Args:
+            embeddings: one row per image, tensor, array or lists. (N, D)
+            labels: one integer per row. (N,)
+        """
+        positive, negative, spread = pair_moments(embeddings, labels)
+        if positive <= negative or spread < SMALLEST_STD:
+            raise BadData(
+                f"no constants follow from these embeddings: positive pairs have a mean "
+                f"similarity of {positive:.4f}, negative ones of {negative:.4f} with a spread of "
+                f"{spread:.1e}; check labels and model"
+            )
+        ratio = ratio_to_train_with(positive, negative, spread)
+        return cls(
+            ratio=ratio,
+            delta="mean",
+            mining_margin=None,
+            positive_weight=ratio.positive_scale / ratio.negative_scale,
+            variance_weight=0.5 / spread**2,
+        )
 
     @classmethod
     def paper(

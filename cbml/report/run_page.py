@@ -91,6 +91,7 @@ def write_run_page(
     *,
     distributions: Sequence[Distribution] = (),
     queries: Sequence[tuple[str, Sequence[QueryTiles]]] = (),
+    classes: Table | None = None,
     calibration: Mapping[str, Any] | None = None,
     calibration_note: str = "",
     next_commands: Sequence[str] = (),
@@ -103,6 +104,7 @@ def write_run_page(
         metrics: The lines of metrics.jsonl.
         distributions: Similarities of pairs, a chart each.
         queries: Titles, each with queries and their neighbors.
+        classes: Scores of each class.
         calibration: "check" of calibration.json.
         calibration_note: A sentence below the charts of probabilities.
         next_commands: Command lines to copy.
@@ -112,13 +114,14 @@ def write_run_page(
         "run.html",
         title=path.parent.name,
         subtitle=_subtitle(record),
-        alarms=_alarms(metrics),
+        alarms=[*_no_gain(record), *_alarms(metrics)],
         scores=_scores(record, metrics),
         curves=_curves(metrics),
         histograms=[one.chart() for one in distributions],
         reliability=_reliability(calibration, record.get("test_reliability")),
         calibration_note=calibration_note,
         queries=queries,
+        classes=classes,
         next_commands=next_commands,
         settings=_settings(record),
     )
@@ -184,6 +187,12 @@ def _position(name: str) -> tuple[int, str]:
 
 def _percent(value: object) -> str:
     return f"{100 * value:.1f}" if isinstance(value, float | int) else "–"
+
+
+def _no_gain(record: Mapping[str, Any]) -> list[str]:
+    if record.get("best_step") != 0 or not record.get("steps_done"):
+        return []
+    return ["Training did not improve on the start: the model is the network as it was before."]
 
 
 def _alarms(metrics: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,6 +10,9 @@ from .build import load_splits as load_splits
 from .build import training_paths as training_paths
 from .build import training_splits as training_splits
 from .build import use_backbone as use_backbone
+from .compare import Comparison as Comparison
+from .compare import compare_runs as compare_runs
+from .config import FIRST_RUNS as FIRST_RUNS
 from .config import RunConfig as RunConfig
 from .demo import Demonstration as Demonstration
 from .demo import demonstrate as demonstrate

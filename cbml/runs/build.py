@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from cbml.models import (
     resolve_levels,
 )
 from cbml.runs.config import RunConfig
-from cbml.runs.folder import recorded_config
+from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.sections import LossConfig, MethodConfig
 from cbml.training import Distributed, Method, keep_freed_memory
 from cbml.training import build_batches as build_training_batches
@@ -124,6 +124,7 @@ def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:
             A method of the user's own must be given: a config alone never imports code.
     """
     chosen, name = config.model, config.method.name
+    weights = chosen.weights if chosen.start is None else "none"
     if method is None and name in METHODS:
         method = build_method(config, 2, images=2)  # heads do not depend on the classes
     asked = method if isinstance(method, Method) else Method()
@@ -132,13 +133,45 @@ def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:
         dim=chosen.dim,
         pooling=chosen.pooling,
         batch_norm=chosen.batch_norm,
-        weights=chosen.weights,
+        weights=weights,
         preprocessing=find_backbone(chosen.backbone).preprocessing.with_crop(chosen.crop),
         heads=asked.heads(chosen.dim),
         reranker=asked.reranker,
         seed=config.training.seed,
     )
+    if chosen.start is not None:
+        _copy_start(model, chosen.start)
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def with_start(config: RunConfig) -> RunConfig:
+    """The config with the network of the model that it starts from.
+
+    Args:
+        config: May name a run or a saved model in `model.start`.
+    """
+    if config.model.start is None:
+        return config
+    start = Embedder.load(model_folder(Path(config.model.start)))
+    return config.replace(
+        model={
+            "backbone": start.backbone_name,
+            "dim": start.dim,
+            "pooling": start.pooling,
+            "batch_norm": start.batch_norm,
+            "crop": config.model.crop or start.preprocessing.crop,
+        }
+    )
+
+
+def _copy_start(model: Embedder, folder: str) -> None:
+    start = Embedder.load(model_folder(Path(folder)))
+    try:
+        model.load_state_dict(start.state_dict())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadData(f"--start {folder}: another network than this run's: {reason}") from None
+    model.provenance = f"start: {folder}, {start.provenance}"
 
 
 def build_execution(config: RunConfig, model: Embedder) -> Execution:
@@ -328,15 +361,21 @@ def train_transform(config: RunConfig) -> TrainTransform:
     return TrainTransform(crop=config.model.crop, scale=(crops.min_area, 1.0), flip=crops.flip)
 
 
-def build_batches(config: RunConfig, images: ImageDataset, distributed: Distributed) -> Batches:
+def build_batches(
+    config: RunConfig,
+    images: ImageDataset,
+    distributed: Distributed,
+    progress: Callable[[int, int], None] | None = None,
+) -> Batches:
     """The batches of this process.
 
     Args:
         config: Names seed and sizes; those it leaves open are fitted to the dataset.
         images: The training images; without labels each is a class of its own at first.
         distributed: The processes.
+        progress: Called with images read and images in all.
     """
-    crop = config.model.crop
+    side = short_side(config.model.crop)
     return build_training_batches(
         images,
         transform=train_transform(config),
@@ -345,7 +384,7 @@ def build_batches(config: RunConfig, images: ImageDataset, distributed: Distribu
         samples_per_class=config.training.samples_per_class,
         batch_range=None if images.labels is not None else config.pseudo_labels.batch_sizes,
         seed=config.training.seed,
-        source=pack(images.paths, cache_folder() / "packed", short_side=short_side(crop)),
+        source=pack(images.paths, cache_folder() / "packed", short_side=side, progress=progress),
         workers=config.data.workers,
         bad_limit=config.data.bad_limit,
     )

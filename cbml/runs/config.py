@@ -1,14 +1,16 @@
 """Every choice of a run, in one typed and frozen `RunConfig`."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cbml.errors import BadData
 from cbml.methods import METHODS
 from cbml.runs.old_records import sections_of_recipe
 from cbml.runs.sections import (
+    LENGTHS,
     SECTIONS,
     AugmentationConfig,
     Change,
@@ -28,16 +30,33 @@ if TYPE_CHECKING:
 
 Changes = dict[str, dict[str, Any]]
 
+
+class FirstRun(NamedTuple):
+    """A run that nobody has asked for more: its minutes, the crop and the steps they allow."""
+
+    minutes: int
+    crop: int
+    steps: int
+
+
+# By kind of device and data. On a CPU, minutes of two cores; nothing is measured, so that the same
+# command learns the same everywhere. On a GPU, the paper's pixels; its minutes are not measured.
+FIRST_RUNS: dict[str, dict[str, FirstRun]] = {
+    "cpu": {"emoji": FirstRun(3, 96, 120), "folder": FirstRun(10, 128, 200)},
+    "cuda": {"emoji": FirstRun(1, 96, 120), "folder": FirstRun(10, 227, 1000)},
+}
+_EMOJI = FIRST_RUNS["cpu"]["emoji"]
+
 # What emoji need to give a first result in minutes on a CPU: their images are 72 pixels wide and a
 # class has five to seven of them.
 _STARTS: dict[str, Changes] = {
     "emoji": {
-        "model": {"crop": 96},
+        "model": {"crop": _EMOJI.crop},
         "optimizer": {"learning_rate": 2e-4},
         "training": {
             "classes_per_batch": 30,
             "samples_per_class": 4,
-            "steps": 120,
+            "steps": _EMOJI.steps,
             "validate_every": 40,
         },
     }
@@ -127,6 +146,13 @@ class RunConfig:
 
     def _check(self) -> None:
         _ = self.settings  # its own checks
+        lengths = [name for name in LENGTHS if getattr(self.training, name) is not None]
+        if len(lengths) > 1:
+            raise BadData(f"{' and '.join(lengths)}: give one of them")
+        if self.training.minutes is not None and not 0 < self.training.minutes < math.inf:
+            raise BadData(f"minutes must be above zero, got {self.training.minutes:g}")
+        if self.model.crop < 0:
+            raise BadData(f"crop must be at least 1, got {self.model.crop}")
         if self.loss.parameters == "from-data":
             if self.loss.name != "cbml":
                 raise BadData("parameters=from-data: only the loss cbml has such constants")
@@ -147,7 +173,7 @@ class RunConfig:
         training: TrainingConfig | Mapping[str, Any] | None = None,
         pseudo_labels: PseudoLabelConfig | Mapping[str, Any] | None = None,
     ) -> "RunConfig":
-        """The config with some fields changed; `steps` and `epochs` replace each other.
+        """The config with some fields changed; `steps`, `epochs` and `minutes` replace each other.
 
         Args:
             data: Which images.
@@ -195,6 +221,11 @@ class RunConfig:
         from cbml.training import Settings
 
         loop = {**vars(self.optimizer), **vars(self.training), "optimizer": self.optimizer.name}
+        # What is open is filled in when a run starts.
+        if self.training.steps is None and self.training.epochs is None:
+            loop["steps"] = FIRST_RUNS["cpu"]["folder"].steps
+        loop["chunk_size"] = self.training.chunk_size or None
+        loop["choose_by"] = self.training.choose_by or "recall@1"
         return Settings(
             **{option.name: loop[option.name] for option in dataclasses.fields(Settings)}
         )

@@ -24,6 +24,7 @@ from cbml.runs.evaluate import note_test_evaluation
 from cbml.runs.folder import recorded_config
 from cbml.runs.loss_parameters import with_chosen_parameters
 from cbml.runs.report import CalibrationCheck, View, by_gain, write_demo_report
+from cbml.runs.resume import as_recorded
 from cbml.runs.runner import run as train
 from cbml.training import Callback, read_record
 
@@ -110,7 +111,7 @@ def demonstrate(
     model = _trained(config, run, callback)
     callback.on_message("3 of 4: the unseen classes again, and the analysis")
     after = view_of(model, unseen)
-    note_test_evaluation(run, after.scores)
+    note_test_evaluation(run, after.scores, start=before.scores)
     calibration = run / "calibration.json"
     probability = MatchProbability.load(calibration) if calibration.is_file() else None
     calibration_check = None if probability is None else reliability_of(probability, after, unseen)
@@ -153,7 +154,7 @@ def _plain(config: RunConfig) -> Any:
 
 
 def _refuse_other_settings(run: Path, config: RunConfig) -> None:
-    if (run / "run.json").exists() and recorded_config(run) != config:
+    if (run / "run.json").exists() and recorded_config(run) != as_recorded(run, config):
         raise BadData(f"{run}: a run with other settings; give another folder, or delete it")
 
 

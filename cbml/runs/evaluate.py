@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from cbml.evaluation import Scores, evaluate
 from cbml.files import locked
 from cbml.models import Embedder
 from cbml.query_gallery import QueryGallery
-from cbml.runs.build import load_splits
+from cbml.runs.build import build_model, load_splits
 from cbml.runs.config import RunConfig
 from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.report import report_run
@@ -36,18 +36,28 @@ class Evaluation:
         data: The images.
         split: Which of them.
         scores: What `cbml.evaluate` gave.
+        start: Scores of the model before the training; None but for the test of a run.
+        classes: Recall@1 and MAP@R of each class, by name; empty without labels.
     """
 
     run: Path
     data: str
     split: str
     scores: Scores
+    start: Mapping[str, float] | None = None
+    classes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """The scores by names such as "recall@1", and their conditions, ready for JSON."""
         named = {"run": str(self.run), "data": self.data, "split": self.split}
         scores, conditions = self.scores.metrics, score_conditions(self.scores)
-        return {**named, "scores": scores, "conditions": conditions}
+        return {
+            **named,
+            "scores": scores,
+            "start": self.start,
+            "conditions": conditions,
+            "classes": self.classes,
+        }
 
 
 def evaluate_run(
@@ -76,16 +86,57 @@ def evaluate_run(
     splits = load_splits(config)
     usual = "validation" if len(splits.validation) else "train"
     chosen = split or (usual if data is None else "all")
-    (callback or Callback()).on_message(f"scoring {chosen} images of {config.data.source}")
-    found = score_split(model, splits, chosen)
+    callback = callback or Callback()
+    callback.on_message(f"scoring {chosen} images of {config.data.source}")
+    found = score_split(model, splits, chosen, callback=callback)
     own = data is None and (run / "run.json").exists()
+    start = _start_scores(run, config, splits, callback) if own and chosen == "test" else None
     if own and chosen in ("test", "all"):
-        note_test_evaluation(run, found if chosen == "test" else None)
+        note_test_evaluation(run, found if chosen == "test" else None, start=start)
     elif data is not None and shows_test_images(run, _paths(splits, chosen)):
         note_test_evaluation(run)
     if own and (chosen in ("test", "all") or not (run / "report.html").exists()):
-        report_run(run, model, splits)
-    return Evaluation(run, config.data.source, chosen, found)
+        report_run(run, model, splits, callback)
+    known = read_record(run).get("test_start") if own and chosen == "test" else None
+    classes = class_scores(found, _names(splits, chosen))
+    return Evaluation(run, config.data.source, chosen, found, known, classes)
+
+
+def _names(splits: Splits, split: str) -> Sequence[str]:
+    """The classes that the labels of a split's scores count."""
+    parts = {name: images for name, images in splits.parts().items() if len(images)}
+    if split == "all":
+        return joined(parts.values()).class_names
+    return parts[split].class_names if split in parts else ()
+
+
+def class_scores(scores: Scores, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Recall@1 and MAP@R of each class, the worst first.
+
+    Args:
+        scores: Of some images.
+        names: Of the classes, where their labels are numbers.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for metric in ("recall@1", "map@r"):
+        for label, value in scores.per_class(metric).items():
+            name = label if isinstance(label, str) else names[int(label)]
+            found.setdefault(name, {})[metric] = value
+    return dict(sorted(found.items(), key=lambda item: (item[1]["recall@1"], item[1]["map@r"])))
+
+
+def _start_scores(
+    run: Path, config: RunConfig, splits: Splits, callback: Callback
+) -> Scores | None:
+    """Test scores of the model before the training; None where they are known, or out of reach."""
+    if "test_start" in read_record(run) or ":" in (config.method.name or ""):
+        return None
+    callback.on_message("scoring the model before the training, to compare with")
+    try:
+        return score_split(build_model(config).eval(), splits, "test", callback=callback)
+    except (BadData, MissingExtra, OSError) as error:
+        callback.on_message(f"no scores of the start: {error}")
+        return None
 
 
 def _evaluated_config(run: Path, data: str | None, allow_partial: bool) -> RunConfig:
@@ -106,7 +157,11 @@ def _paths(splits: Splits, chosen: str) -> Iterator[Path]:
 
 
 def embed_split(
-    model: Embedder, splits: Splits, split: str, distributed: Distributed | None = None
+    model: Embedder,
+    splits: Splits,
+    split: str,
+    distributed: Distributed | None = None,
+    callback: Callback | None = None,
 ) -> QueryGallery:
     """Embeddings and labels of one split.
 
@@ -117,15 +172,16 @@ def embed_split(
         splits: The images.
         split: "train", "validation", "test", or "all" for every image.
         distributed: The processes that share the work.
+        callback: Hears how far it has come.
     """
     if split == "test" and splits.query is not None and splits.gallery is not None:
-        return embed_images(model, splits.query, splits.gallery, distributed)
+        return embed_images(model, splits.query, splits.gallery, distributed, callback)
     parts = {name: images for name, images in splits.parts().items() if len(images)}
     if split == "all":
-        return embed_images(model, joined(parts.values()), None, distributed)
+        return embed_images(model, joined(parts.values()), None, distributed, callback)
     if split not in parts:
         raise BadData(f"{splits.record.get('root')}: has no {split} images; has {sorted(parts)}")
-    return embed_images(model, parts[split], None, distributed)
+    return embed_images(model, parts[split], None, distributed, callback)
 
 
 def embed_images(
@@ -133,6 +189,7 @@ def embed_images(
     images: ImageDataset,
     gallery: ImageDataset | None = None,
     distributed: Distributed | None = None,
+    callback: Callback | None = None,
 ) -> QueryGallery:
     """Embeddings and labels of images, and of the gallery they search where there is one.
 
@@ -141,17 +198,19 @@ def embed_images(
         images: The queries.
         gallery: What they search; None where they search each other.
         distributed: The processes that share the work.
+        callback: Hears how far it has come.
     """
-    crop = model.preprocessing.crop
-    query = PackedDataset.of(images, crop)
-    embeddings = embed_dataset(model, query, distributed)
+    crop, progress = model.preprocessing.crop, (callback or Callback()).progress
+    query = PackedDataset.of(images, crop, progress("images read"))
+    embeddings = embed_dataset(model, query, distributed, progress("images embedded"))
     if gallery is None:
         return QueryGallery.of(embeddings, query.images.known_labels)
-    searched = PackedDataset.of(gallery, crop)
+    searched = PackedDataset.of(gallery, crop, progress("gallery images read"))
+    shown = progress("gallery images embedded")
     return QueryGallery.of(
         embeddings,
         _class_names(query.images),
-        gallery_embeddings=embed_dataset(model, searched, distributed),
+        gallery_embeddings=embed_dataset(model, searched, distributed, shown),
         gallery_labels=_class_names(searched.images),
     )
 
@@ -168,6 +227,7 @@ def score_split(
     *,
     recall_at: Sequence[int] | None = None,
     distributed: Distributed | None = None,
+    callback: Callback | None = None,
 ) -> Scores:
     """The scores of a model on one split; "test" searches the gallery where there is one.
 
@@ -177,8 +237,9 @@ def score_split(
         split: "train", "validation", "test", or "all" for every image.
         recall_at: As for `cbml.evaluate`; None for its default.
         distributed: The processes that share the work.
+        callback: Hears how far it has come.
     """
-    embedded = embed_split(model, splits, split, distributed)
+    embedded = embed_split(model, splits, split, distributed, callback)
     return evaluate(embedded) if recall_at is None else evaluate(embedded, recall_at=recall_at)
 
 
@@ -193,7 +254,11 @@ def score_conditions(scores: Scores) -> dict[str, Any]:
 
 
 def note_test_evaluation(
-    folder: Path, scores: Scores | None = None, reliability: Mapping[str, Any] | None = None
+    folder: Path,
+    scores: Scores | None = None,
+    reliability: Mapping[str, Any] | None = None,
+    *,
+    start: Scores | None = None,
 ) -> None:
     """Count an evaluation of the test classes in run.json, with its scores.
 
@@ -201,10 +266,13 @@ def note_test_evaluation(
         folder: The run's folder.
         scores: Of the test classes; None where they were mixed with others.
         reliability: How far match probabilities held there; None where it was not asked.
+        start: Scores of the model before the training; None leaves those that are known.
     """
     facts: dict[str, Any] = {}
     if scores is not None:
         facts |= {"test": scores.metrics, "test_conditions": score_conditions(scores)}
+    if start is not None:
+        facts["test_start"] = start.metrics
     if reliability is not None:
         facts["test_reliability"] = dict(reliability)
     with locked(folder, wait=_TURN):

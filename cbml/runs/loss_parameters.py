@@ -13,7 +13,7 @@ from cbml.errors import BadData, DamagedFile
 from cbml.models import Embedder, find_backbone
 from cbml.runs.build import takes_loss
 from cbml.runs.config import RunConfig
-from cbml.training import Distributed, embed_dataset, read_record
+from cbml.training import Callback, Distributed, embed_dataset, read_record
 
 # Enough for means and spreads of similarities; a CPU embeds them in minutes.
 IMAGES = 4096
@@ -33,8 +33,8 @@ def with_chosen_parameters(config: RunConfig) -> RunConfig:
         source = find_backbone(config.model.backbone).weights
     own_ratio = any(name.split(".")[0] == "ratio" for name in config.loss.options)
     used = config.data.labels == "known" and takes_loss(config.method.name)
-    estimated = config.loss.name == "cbml" and used and not own_ratio
-    estimated = estimated and source not in ("none", "own")
+    pretrained = source not in ("none", "own") or config.model.start is not None
+    estimated = config.loss.name == "cbml" and used and pretrained and not own_ratio
     return config.replace(loss={"parameters": "from-data" if estimated else "given"})
 
 
@@ -51,16 +51,22 @@ def estimate_options(embeddings: NDArray[np.float32], labels: NDArray[np.int64])
 
 
 def estimate_parameters(
-    config: RunConfig, model: Embedder, images: ImageDataset, distributed: Distributed
+    config: RunConfig,
+    model: Embedder,
+    images: ImageDataset,
+    distributed: Distributed,
+    callback: Callback,
 ) -> dict[str, Any]:
     """The record of an estimate from at most 4,096 training images, drawn by the run's seed.
 
     Each process gets the same record.
     """
     sample = sample_indices(images.known_labels, config.training.seed)
-    dataset = PackedDataset.of(images.subset(sample), config.model.crop)
+    read = callback.progress("images read for statistics")
+    dataset = PackedDataset.of(images.subset(sample), config.model.crop, read)
     labels = dataset.images.known_labels
-    found = estimate_options(embed_dataset(model, dataset, distributed), labels)
+    shown = callback.progress("images embedded for statistics")
+    found = estimate_options(embed_dataset(model, dataset, distributed, shown), labels)
     return {**found, "images": len(labels), "classes": len(np.unique(labels))}
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cbml.errors import BadData, nearest
 from cbml.runs.config import RunConfig
-from cbml.runs.sections import FLAT_KEYS, SECTIONS, plain_value
+from cbml.runs.sections import FLAT_KEYS, LENGTHS, SECTIONS, plain_value
 
 _OPTIONS = ("loss", "method")  # sections whose further keys are options of what they name
 
@@ -28,8 +28,9 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
         typed = plain_value(value) if hint is None else _typed(hint, key, value)
         part = changes.setdefault(section, {})
         part[field] = typed
-        if field in ("steps", "epochs") and typed is not None:  # the later word counts
-            part.pop("epochs" if field == "steps" else "steps", None)
+        if field in LENGTHS and typed is not None:  # the later word counts
+            changes[section] = {name: part[name] for name in part if name not in LENGTHS}
+            changes[section][field] = typed
     return changes
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from cbml.data import Batches, ClassBalancedSampler, ImageDataset, PackedDataset, Splits
+from cbml.data import Batches, ImageDataset, PackedDataset, Splits
 from cbml.errors import BadData
 from cbml.evaluation import agreement, evaluate
 from cbml.methods import Labels, PseudoLabels, Study, cluster_count
 from cbml.models import Embedder
 from cbml.runs.build import (
     build_batches,
+    build_execution,
     build_method,
     build_model,
     build_run_loss,
@@ -27,7 +28,18 @@ from cbml.runs.loss_parameters import (
     recorded_parameters,
     with_estimate,
 )
-from cbml.training import CLASSES_PER_BATCH, SAMPLES_PER_CLASS, Callback, Distributed, embed_dataset
+from cbml.runs.planning import Planner, plan_run, with_crop, workload
+from cbml.training import (
+    CLASSES_PER_BATCH,
+    SAMPLES_PER_CLASS,
+    Callback,
+    Distributed,
+    embed_dataset,
+    fitted_sizes,
+)
+
+# With fewer held-out classes the choice of a model is left to the score that sees most of it.
+_TELLING_CLASSES = 10
 
 
 @dataclass(frozen=True)
@@ -44,31 +56,69 @@ class Parts:
     study: Study | None = None
 
 
-def labeled_parts(
-    config: RunConfig, resumed: Path | None, distributed: Distributed, callback: Callback
-) -> Parts:
-    """The parts of a run over images with labels; `resumed` is the folder of an earlier part."""
+@dataclass(frozen=True)
+class Start:
+    """How a run starts: from the folder of an earlier part or not, with which processes.
+
+    Args:
+        resumed: The folder of an earlier part of the run; None where there is none.
+        distributed: The processes.
+        callback: Hears of every stage.
+        test: Whether the test images will be scored, which takes time.
+    """
+
+    resumed: Path | None
+    distributed: Distributed
+    callback: Callback
+    test: bool = False
+
+
+def labeled_parts(config: RunConfig, start: Start) -> Parts:
+    """The parts of a run over images with labels; `start.resumed` is an earlier part of it."""
+    callback, distributed = start.callback, start.distributed
     splits = training_splits(config)
     _check_classes(config, splits.train)
-    batches = build_batches(config, splits.train, distributed)
-    config = _with_batch_sizes(config, batches, callback)
-    held_out = _held_out(splits, config.model.crop)
     for note in splits.record.get("notes", ()):
         callback.on_message(note)
+    config = _with_batch_sizes(config, splits.train, start)
     classes, parameters = len(splits.train.class_names), None
     method = build_method(config, classes, images=len(splits.train))
     check_samples(config, method)  # as the dataset allows them
-    model = build_model(config, method)
+    model = build_model(with_crop(config), method)
+    batch = int(config.training.classes_per_batch or 0) * int(
+        config.training.samples_per_class or 0
+    )
+    config, plan = _planned(config, model, method, splits, batch, start)
+    batches = build_batches(config, splits.train, distributed, callback.progress("images read"))
+    held_out, config = _held_out(config, splits, callback)
     if config.loss.parameters == "from-data":
-        if resumed is not None:
-            parameters = recorded_parameters(resumed)
+        if start.resumed is not None:
+            parameters = recorded_parameters(start.resumed)
         else:
-            parameters = estimate_parameters(config, model, splits.train, distributed)
+            parameters = estimate_parameters(config, model, splits.train, distributed, callback)
         chosen = with_estimate(config, parameters["options"])
         method = build_method(chosen, classes, images=len(splits.train))
-    return Parts(
-        config, splits, model, method, batches, {"parameters": parameters}, held_out=held_out
-    )
+    metadata = {"parameters": parameters, **plan}
+    return Parts(config, splits, model, method, batches, metadata, held_out=held_out)
+
+
+def _planned(
+    config: RunConfig,
+    model: Embedder,
+    method: nn.Module,
+    splits: Splits,
+    batch: int,
+    start: Start,
+) -> tuple[RunConfig, dict[str, Any]]:
+    """The config with a plan, and its record; a resumed run has both already."""
+    if start.resumed is not None:
+        return config, {}
+    work = workload(config, splits, batch, test=start.test)
+    execution = build_execution(config, model)
+    planner = Planner(config, model, method, execution, work, start.distributed.size)
+    config, plan = plan_run(planner, start.distributed, start.callback)
+    model.preprocessing = model.preprocessing.with_crop(config.model.crop)
+    return config, {"plan": plan}
 
 
 def _check_classes(config: RunConfig, images: ImageDataset) -> None:
@@ -85,42 +135,68 @@ def _check_classes(config: RunConfig, images: ImageDataset) -> None:
     )
 
 
-def _with_batch_sizes(config: RunConfig, batches: Batches, callback: Callback) -> RunConfig:
+def _with_batch_sizes(config: RunConfig, images: ImageDataset, start: Start) -> RunConfig:
     """The config with the sizes of its batches, which it may leave open."""
-    sampler = batches.sampler
-    assert isinstance(sampler, ClassBalancedSampler)
-    classes, samples = sampler.classes_per_batch, sampler.samples_per_class
-    usual_classes = config.training.classes_per_batch or CLASSES_PER_BATCH
-    usual_samples = config.training.samples_per_class or SAMPLES_PER_CLASS
+    chosen = config.training
+    classes, samples = fitted_sizes(
+        images.class_sizes(),
+        processes=start.distributed.size,
+        classes=chosen.classes_per_batch,
+        images=chosen.samples_per_class,
+    )
+    usual_classes = chosen.classes_per_batch or CLASSES_PER_BATCH
+    usual_samples = chosen.samples_per_class or SAMPLES_PER_CLASS
     if (classes, samples) != (usual_classes, usual_samples):
-        callback.on_message(
+        start.callback.on_message(
             f"a batch has {classes} classes with {samples} images each, to fit the dataset"
         )
-    sizes = {"classes_per_batch": classes, "samples_per_class": samples}
-    return config.replace(training=sizes)
+    return config.replace(training={"classes_per_batch": classes, "samples_per_class": samples})
 
 
-def _held_out(splits: Splits, crop: int) -> PackedDataset | None:
-    """The readable images that choose the model; None, and a note, where no two share a class."""
-    if not len(splits.validation):
-        return None
-    dataset = PackedDataset.of(splits.validation, crop)
-    if (dataset.images.class_sizes() > 1).any():
-        return dataset
-    splits.record.setdefault("notes", []).append(
-        "no class to validate with has two readable images: the last model is kept"
-    )
-    return None
+def _held_out(
+    config: RunConfig, splits: Splits, callback: Callback
+) -> tuple[PackedDataset | None, RunConfig]:
+    """The readable images that choose the model, and the config with the score they choose by.
+
+    None, and a note, where no two share a class.
+    """
+    chosen: PackedDataset | None = None
+    score, note = "recall@1", ""
+    if len(splits.validation):
+        chosen = PackedDataset.of(
+            splits.validation, config.model.crop, callback.progress("held-out images read")
+        )
+        classes = int((chosen.images.class_sizes() > 1).sum())
+        if not classes:
+            chosen = None
+            note = "no class to validate with has two readable images: the last model is kept"
+        elif classes < _TELLING_CLASSES:
+            score = "map@r"
+            note = (
+                f"{classes} held-out classes hardly tell two models apart: the model is chosen by "
+                "MAP@R, and small differences are chance; more are held out with --set "
+                "validation=0.4, or by more classes"
+            )
+    if note:
+        splits.record.setdefault("notes", []).append(note)
+        callback.on_message(note)
+    return chosen, config.replace(training={"choose_by": config.training.choose_by or score})
 
 
-def unlabeled_parts(config: RunConfig, distributed: Distributed) -> Parts:
+def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     """The parts of a run that learns from clusters, or from every image as its own class.
 
     There is nothing to choose a model by, so the last one is kept.
     """
+    distributed, read = start.distributed, start.callback.progress("images read")
     splits = training_splits(config)
     images = ImageDataset(splits.train.paths)
-    dataset = PackedDataset.of(images, config.model.crop)
+    # A model has heads, and so a size, before it is known how many clusters there will be.
+    model = build_model(with_crop(config))
+    sizes = config.pseudo_labels.batch_sizes
+    config, plan = _planned(config, model, nn.Identity(), splits, sizes[1], start)
+    config = config.replace(training={"choose_by": config.training.choose_by or "recall@1"})
+    dataset = PackedDataset.of(images, config.model.crop, read)
     if len(dataset.images) < 2:
         raise BadData(
             f"{config.data.source}: {len(dataset.images)} of {len(images)} images can be read, and "
@@ -137,15 +213,9 @@ def unlabeled_parts(config: RunConfig, distributed: Distributed) -> Parts:
         method: nn.Module = _pseudo_labels(config, clusters, study)
     else:
         method = build_method(config, clusters, images=len(images))
-    return Parts(
-        config,
-        splits,
-        build_model(config),
-        method,
-        build_batches(config, images, distributed),
-        {"clusters": clusters},
-        study=final,
-    )
+    batches = build_batches(config, images, distributed)
+    metadata = {"clusters": clusters, **plan}
+    return Parts(config, splits, model, method, batches, metadata, study=final)
 
 
 def _pseudo_labels(config: RunConfig, clusters: int, study: Study | None) -> PseudoLabels:

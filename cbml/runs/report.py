@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cbml.bayes import Reliability, SetAnalysis
 from cbml.data import ImageDataset, PackedDataset, Splits
-from cbml.evaluation import Scores
+from cbml.evaluation import Scores, evaluate
 from cbml.models import Embedder
 from cbml.report import (
     Distribution,
@@ -25,7 +25,7 @@ from cbml.report import (
     write_page,
     write_run_page,
 )
-from cbml.training import embed_dataset, read_metrics, read_record
+from cbml.training import Callback, embed_dataset, read_metrics, read_record
 
 # Enough for smooth histograms; all pairs of them fit into a few dozen megabytes.
 _IMAGES = 1500
@@ -34,12 +34,15 @@ _DEMO_QUERIES = 4
 _NEIGHBORS, _FEWEST = 8, 3
 _BINS = 80
 _SIDE = 72
+_CLASSES = 40
 
 Indices = NDArray[np.int64]
 Embeddings = NDArray[np.float32]
 
 
-def report_run(folder: Path, model: Embedder, splits: Splits) -> None:
+def report_run(
+    folder: Path, model: Embedder, splits: Splits, callback: Callback | None = None
+) -> None:
     """Write report.html with images of training classes and of unseen ones.
 
     Unseen are the held-out classes; the test classes are shown as well once the run's record says
@@ -49,25 +52,30 @@ def report_run(folder: Path, model: Embedder, splits: Splits) -> None:
         folder: The run's folder.
         model: The trained model.
         splits: The images.
+        callback: Hears how far it has come.
     """
-    record = read_record(folder)
+    record, callback = read_record(folder), callback or Callback()
     shared = splits.record.get("shared_classes")
     unseen = "new images of known classes" if shared else "unseen classes"
     parts = [("training classes", splits.train), (f"{unseen}, held out", splits.validation)]
     test = splits.query if splits.test is None else splits.test
     if test is not None and record.get("test_evaluations"):
         parts.append((f"{unseen}, test", test))
-    distributions, queries = [], []
+    distributions, queries, classes = [], [], None
     for title, images in parts:
         if len(images) < 2:
             continue
-        dataset = PackedDataset.of(_some_classes(images), model.preprocessing.crop)
-        embeddings, labels = embed_dataset(model, dataset), dataset.images.known_labels
+        read = callback.progress("images read for the report")
+        dataset = PackedDataset.of(_some_classes(images), model.preprocessing.crop, read)
+        shown = callback.progress("images embedded for the report")
+        embeddings, labels = embed_dataset(model, dataset, None, shown), dataset.images.known_labels
         distributions.append(Distribution.of(title, embeddings, labels))
         queries = [
             (f"{kind} queries among {title}", tiles)
             for kind, tiles in _extremes(dataset, embeddings).items()
         ]
+        if len(dataset.images.class_names) > 1:
+            classes = _class_table(title, dataset, embeddings)
     calibration, note = _calibration(folder / "calibration.json")
     name = shlex.quote(str(folder))
     write_run_page(
@@ -76,6 +84,7 @@ def report_run(folder: Path, model: Embedder, splits: Splits) -> None:
         read_metrics(folder),
         distributions=distributions,
         queries=queries,
+        classes=classes,
         calibration=calibration,
         calibration_note=note,
         next_commands=(
@@ -239,6 +248,23 @@ def _some_classes(images: ImageDataset) -> ImageDataset:
     order = np.random.default_rng(0).permutation(len(sizes))
     count = max(2, int((np.cumsum(sizes[order]) <= _IMAGES).sum()))
     return images if len(images) <= _IMAGES else images.of_classes(np.sort(order[:count]))
+
+
+def _class_table(title: str, dataset: PackedDataset, embeddings: Embeddings) -> Table | None:
+    """Recall@1 and MAP@R of each class of the last part that is shown, the worst first."""
+    labels, names = dataset.images.known_labels, dataset.images.class_names
+    if not (np.bincount(labels) > 1).any():
+        return None
+    scores = evaluate(embeddings, labels, metrics=("recall@k", "map@r"), clustering=False)
+    found, precise = scores.per_class("recall@1"), scores.per_class("map@r")
+    order = sorted(found, key=lambda label: (found[label], precise[label]))
+    rows = [
+        (names[label], int((labels == label).sum()), f"{found[label]:.1%}", f"{precise[label]:.1%}")
+        for label in order
+    ]
+    note = f"Among {title}" + (f"; the {_CLASSES} worst of {len(rows):,}" * (len(rows) > _CLASSES))
+    head = ("class", "images", "Recall@1", "MAP@R")
+    return Table(head, [tuple(map(str, row)) for row in rows[:_CLASSES]], note=f"{note}.")
 
 
 def _extremes(dataset: PackedDataset, embeddings: Embeddings) -> dict[str, list[QueryTiles]]:

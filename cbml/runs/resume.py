@@ -8,19 +8,21 @@ from cbml.errors import BadData
 from cbml.runs.config import RunConfig
 from cbml.runs.folder import recorded_config
 from cbml.runs.overrides import parse_overrides
-from cbml.runs.sections import SECTIONS
+from cbml.runs.sections import LENGTHS, SECTIONS
 from cbml.training import read_record
 
 # What may differ: how long the run is, what is written how often, what is done about trouble, and
 # how many threads read the images. Every other field decides the result.
 FREE = frozenset(
     {
-        *("training.steps", "training.epochs", "training.patience", "training.validate_every"),
+        *("training.steps", "training.epochs", "training.minutes", "training.patience"),
+        "training.validate_every",
         *("training.checkpoint_every", "training.keep_checkpoints", "training.tensorboard"),
         *("training.collapse", "training.bad_numbers", "training.skips_allowed", "data.workers"),
     }
 )
-_OPEN = ("classes_per_batch", "samples_per_class")  # None is filled in when a run starts
+# What a config may leave open, and a run fills in when it starts.
+_OPEN = ("classes_per_batch", "samples_per_class", "chunk_size", "choose_by")
 
 
 def resumed_config(folder: Path, texts: list[str]) -> RunConfig:
@@ -32,6 +34,8 @@ def resumed_config(folder: Path, texts: list[str]) -> RunConfig:
             repeated: the record of a run never chooses code.
     """
     changes = parse_overrides(texts)
+    if changes.get("training", {}).get("minutes") is not None:
+        raise BadData("minutes: the plan of a run is fixed when it starts; change its --steps")
     facts = dict(read_record(folder).get("config", {}))
     for section, field in (("loss", "name"), ("method", "name"), ("model", "backbone")):
         name = dict(facts.get(section, {})).get(field)
@@ -41,20 +45,14 @@ def resumed_config(folder: Path, texts: list[str]) -> RunConfig:
 
 
 def check_same_run(folder: Path, config: RunConfig) -> RunConfig:
-    """The config with the batch sizes of the run; every other difference is refused by name.
+    """The config, filled in as the run has filled it; every other difference is refused by name.
 
     Args:
         folder: The run's folder.
         config: What the run is to be continued with.
     """
-    before = recorded_config(folder)
-    sizes = {
-        name: getattr(before.training, name)
-        for name in _OPEN
-        if getattr(config.training, name) is None
-    }
-    config = config.replace(training=sizes)
-    then, now = _flat(before), _flat(config)
+    before, config = recorded_config(folder), as_recorded(folder, config)
+    then, now = flat_config(before), flat_config(config)
     for name in [*then, *(name for name in now if name not in then)]:
         if name not in FREE and then.get(name) != now.get(name):
             raise BadData(
@@ -64,7 +62,26 @@ def check_same_run(folder: Path, config: RunConfig) -> RunConfig:
     return config
 
 
-def _flat(config: RunConfig) -> dict[str, Any]:
+def as_recorded(folder: Path, config: RunConfig) -> RunConfig:
+    """The config with what it leaves open as the run in a folder has chosen it.
+
+    Args:
+        folder: The run's folder.
+        config: May leave crop, length, batch sizes and the like open.
+    """
+    before = recorded_config(folder)
+    chosen = {
+        name: getattr(before.training, name)
+        for name in _OPEN
+        if getattr(config.training, name) is None
+    }
+    if config.training.steps is None and config.training.epochs is None:
+        chosen |= {name: getattr(before.training, name) for name in LENGTHS}
+    crop = {} if config.model.crop else {"crop": before.model.crop}
+    return config.replace(training=chosen, model=crop)
+
+
+def flat_config(config: RunConfig) -> dict[str, Any]:
     """Every field, and every option of the loss and the method, by section and name."""
     flat: dict[str, Any] = {}
     for section in SECTIONS:

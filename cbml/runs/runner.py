@@ -19,13 +19,13 @@ from cbml.files import write_csv
 from cbml.models import Embedder
 from cbml.outputs import Outputs
 from cbml.query_gallery import QueryGallery
-from cbml.runs.build import build_execution, use_backbone
+from cbml.runs.build import build_execution, build_model, use_backbone, with_start
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import embed_split, note_test_evaluation
 from cbml.runs.folder import hold_run
 from cbml.runs.loss_parameters import with_chosen_parameters
 from cbml.runs.names import check_names
-from cbml.runs.parts import Parts, labeled_parts, unlabeled_parts
+from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts
 from cbml.runs.report import report_run
 from cbml.runs.resume import FREE, check_same_run
 from cbml.training import (
@@ -40,6 +40,8 @@ from cbml.training import (
     update_record,
 )
 
+Metrics = Mapping[str, float]
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -52,6 +54,7 @@ class RunResult:
         model: The trained model.
         splits: The images.
         test: Scores on the test classes; None if they were not evaluated.
+        test_start: Those of the model before the training.
     """
 
     folder: Path
@@ -60,6 +63,7 @@ class RunResult:
     model: Embedder
     splits: Splits
     test: Mapping[str, float] | None
+    test_start: Mapping[str, float] | None
 
     def as_dict(self) -> dict[str, Any]:
         """The result, ready for JSON."""
@@ -68,9 +72,12 @@ class RunResult:
             "steps": self.fitted.steps,
             "best_step": self.fitted.best_step,
             "validation": self.fitted.best_score,
+            "validation_start": self.fitted.start_score,
+            "validation_last": self.fitted.last_score,
             "stopped_early": self.fitted.stopped_early,
             "rates": self.fitted.learning_rates,
             "test": self.test,
+            "test_start": self.test_start,
         }
 
 
@@ -103,16 +110,15 @@ def run(
     callback = (callback or ProgressCallback()) if distributed.is_main_process else Callback()
     check_names(config)
     use_backbone(config.model.backbone)
-    config = with_chosen_parameters(config)
+    config = with_chosen_parameters(with_start(config))
     torch.manual_seed(config.training.seed + distributed.rank)  # dropout has no other source
     with contextlib.ExitStack() as stack:
         if resume:
             config = check_same_run(folder, config)
             stack.enter_context(hold_run(folder, distributed))
-        if config.data.labels == "known":
-            parts = labeled_parts(config, folder if resume else None, distributed, callback)
-        else:
-            parts = unlabeled_parts(config, distributed)
+        start = Start(folder if resume else None, distributed, callback, test)
+        labeled = config.data.labels == "known"
+        parts = labeled_parts(config, start) if labeled else unlabeled_parts(config, start)
         stack.enter_context(hold_run(folder, distributed))  # only now: it makes a new run's folder
         records = Run(
             folder,
@@ -124,8 +130,8 @@ def run(
         )
         fitted = _fit(parts, records, distributed, callback)
         parts.model.eval()
-        scores = _finish(folder, parts, test, distributed, callback)
-    return RunResult(folder, parts.config, fitted, parts.model, parts.splits, scores)
+        scores, before = _finish(folder, parts, fitted, test, distributed, callback)
+    return RunResult(folder, parts.config, fitted, parts.model, parts.splits, scores, before)
 
 
 def _metadata(parts: Parts) -> dict[str, Any]:
@@ -137,7 +143,8 @@ def _fit(parts: Parts, run: Run, distributed: Distributed, callback: Callback) -
 
     def validate(candidate: Embedder) -> Mapping[str, float]:
         assert held_out is not None
-        embeddings = embed_dataset(candidate, held_out, distributed)
+        shown = callback.progress("held-out images embedded")
+        embeddings = embed_dataset(candidate, held_out, distributed, shown)
         found = QueryGallery.of(embeddings, held_out.images.known_labels)
         return evaluate(_refined(parts.method, found), clustering=False).metrics
 
@@ -169,22 +176,20 @@ def _refined(method: nn.Module, embedded: QueryGallery) -> QueryGallery:
 
 
 def _finish(
-    folder: Path, parts: Parts, test: bool, distributed: Distributed, callback: Callback
-) -> dict[str, float] | None:
+    folder: Path,
+    parts: Parts,
+    fitted: Fitted,
+    test: bool,
+    distributed: Distributed,
+    callback: Callback,
+) -> tuple[Metrics | None, Metrics | None]:
     """What follows the training. The model is safe by now: only the test may fail the run."""
     model = parts.model
     with _optional(callback, "calibration.json", f"cbml analyze {folder}"):
         _calibrate(folder, parts, distributed)
-    scores = None
+    scores = before = None
     if test:
-        embedded = _refined(parts.method, embed_split(model, parts.splits, "test", distributed))
-        found = evaluate(embedded)
-        scores = found.metrics
-        if distributed.is_main_process:
-            reliability = None
-            with _optional(callback, "check of the probabilities", f"cbml analyze {folder} --test"):
-                reliability = _reliability(folder, embedded)
-            note_test_evaluation(folder, found, reliability)
+        scores, before = _test(folder, parts, fitted, distributed, callback)
     if parts.study is not None:
         found_labels = parts.study(model, parts.batches.images.known_labels)
         if distributed.is_main_process:
@@ -194,8 +199,29 @@ def _finish(
             _write_clusters(folder / "clusters.csv", parts.batches)
         if parts.config.data.labels != "each":
             with _optional(callback, "report.html", f"cbml evaluate {folder}"):
-                report_run(folder, model, _reported(parts))
-    return scores
+                report_run(folder, model, _reported(parts), callback)
+    return scores, before
+
+
+def _test(
+    folder: Path, parts: Parts, fitted: Fitted, distributed: Distributed, callback: Callback
+) -> tuple[Metrics, Metrics | None]:
+    """Scores on the test images, of the model that was kept and of the one it started from."""
+    embedded = embed_split(parts.model, parts.splits, "test", distributed, callback)
+    embedded = _refined(parts.method, embedded)
+    found, before = evaluate(embedded), None
+    with _optional(callback, "test scores of the start", f"cbml evaluate {folder} --test"):
+        if fitted.best_step == 0:
+            before = found
+        else:
+            start = build_model(parts.config, parts.method).eval()
+            before = evaluate(embed_split(start, parts.splits, "test", distributed, callback))
+    if distributed.is_main_process:
+        reliability = None
+        with _optional(callback, "check of the probabilities", f"cbml analyze {folder} --test"):
+            reliability = _reliability(folder, embedded)
+        note_test_evaluation(folder, found, reliability, start=before)
+    return found.metrics, None if before is None else before.metrics
 
 
 @contextlib.contextmanager

@@ -92,7 +92,10 @@ class ModelConfig(Section):
         pooling: As for `Embedder`.
         batch_norm: As for `Embedder`.
         weights: As for `Embedder`.
-        crop: Side of the square that the network sees, in pixels. 227 in the paper.
+        crop: Side of the square that the network sees, in pixels; 0 for that of a first run on the
+            device, see `FIRST_RUNS`. 227 in the paper.
+        start: Folder of a run or of a saved model to start from, instead of `weights`; it gives
+            backbone, dim, pooling and batch_norm, too.
         precision: "float32", or "bfloat16" for the backbone; "default" for the device's.
         compile: Let torch.compile fuse the network.
     """
@@ -102,7 +105,8 @@ class ModelConfig(Section):
     pooling: str = "default"
     batch_norm: str = "default"
     weights: str = "default"
-    crop: int = 227
+    crop: int = 0
+    start: str | None = None
     precision: Literal["default", "float32", "bfloat16"] = "default"
     compile: bool = False
 
@@ -178,17 +182,23 @@ class TrainingConfig(Section):
     """Batches and the loop; see `cbml.training.Settings` for the fields of the loop.
 
     Args:
-        steps: Updates of the weights.
+        steps: Updates of the weights; None for those of a first run on the device, see
+            `FIRST_RUNS`.
         epochs: Passes over the images, instead of `steps`.
+        minutes: Time that the run may take, instead of `steps`: seconds of an image are measured,
+            and the crop, where it is open, and the steps follow. The config of the run then has
+            these, and no minutes.
         seed: Random seed of held-out classes, batches, crops, start values and proxies.
         classes_per_batch: None for 15, as in the authors' program for CUB, or for all classes
             where there are fewer.
         samples_per_class: None for 8, as in the authors' program for CUB, or for more where there
             are fewer than 15 classes.
-        chunk_size: Images in one forward pass; None for the whole batch.
+        chunk_size: Images in one forward pass; 0 for the whole batch. None for as many as a run
+            may take: on a CPU 3 GB, and half of what is free.
         validate_every: Steps between validations; 0 validates at the end alone.
         patience: Validations without a better score before training stops; None never stops.
-        choose_by: The validation score that chooses the model.
+        choose_by: The validation score that chooses the model. None for "recall@1", or for
+            "map@r" where fewer than ten classes are held out.
         checkpoint_every: Steps between checkpoints; 0 writes one at the end alone.
         keep_checkpoints: Number of newest checkpoints that are kept.
         bad_numbers: What NaN or infinity does: "stop", or "skip" the update.
@@ -197,15 +207,16 @@ class TrainingConfig(Section):
         tensorboard: Write event files for TensorBoard as well.
     """
 
-    steps: int | None = 200
+    steps: int | None = None
     epochs: int | None = None
+    minutes: float | None = None
     seed: int = 0
     classes_per_batch: int | None = None
     samples_per_class: int | None = None
     chunk_size: int | None = None
     validate_every: int = 50
     patience: int | None = None
-    choose_by: str = "recall@1"
+    choose_by: str | None = None
     checkpoint_every: int = 50
     keep_checkpoints: int = 2
     bad_numbers: Literal["stop", "skip"] = "stop"
@@ -259,6 +270,8 @@ SECTIONS: dict[str, type[Section]] = {
     "training": TrainingConfig,
     "pseudo_labels": PseudoLabelConfig,
 }
+# The fields that say how long a run is; the later word counts.
+LENGTHS = ("steps", "epochs", "minutes")
 _LEADING = {"data": "source", "model": "backbone", "loss": "name", "method": "name"}
 
 Change = Section | Mapping[str, Any] | str | None
@@ -327,10 +340,8 @@ def changed_section(section: Section, change: Change) -> Section:
     elif other:
         key = next(iter(other))
         raise BadData(f"{name}.{key}: no such setting; {nearest(key, fields)}")
-    if isinstance(section, TrainingConfig):  # one of the two says how long
-        for one, two in (("steps", "epochs"), ("epochs", "steps")):
-            if known.get(one) is not None and two not in known:
-                known[two] = None
+    if any(known.get(name) is not None for name in LENGTHS):
+        known = dict.fromkeys(LENGTHS) | known
     return dataclasses.replace(section, **known)
 
 

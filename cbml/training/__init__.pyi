@@ -2,6 +2,7 @@ from .batches import CLASSES_PER_BATCH as CLASSES_PER_BATCH
 from .batches import SAMPLES_PER_CLASS as SAMPLES_PER_CLASS
 from .batches import build_batches as build_batches
 from .batches import embed_dataset as embed_dataset
+from .batches import fitted_sizes as fitted_sizes
 from .callbacks import Callback as Callback
 from .callbacks import ProgressCallback as ProgressCallback
 from .callbacks import StepReport as StepReport
@@ -13,6 +14,9 @@ from .guards import NonFiniteError as NonFiniteError
 from .machine import Interrupted as Interrupted
 from .machine import environment as environment
 from .machine import keep_freed_memory as keep_freed_memory
+from .memory import StepMemory as StepMemory
+from .memory import memory_budget as memory_budget
+from .memory import step_memory as step_memory
 from .method import BatchInfo as BatchInfo
 from .method import EpochPlan as EpochPlan
 from .method import Method as Method

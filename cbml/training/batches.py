@@ -1,7 +1,7 @@
 """The batches of a run: sizes that fit the set and the processes, and the sampler behind them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -145,7 +145,10 @@ class _Source(Protocol):
 
 
 def embed_dataset(
-    model: nn.Module, dataset: PackedDataset, distributed: Distributed | None = None
+    model: nn.Module,
+    dataset: PackedDataset,
+    distributed: Distributed | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.float32]:
     """Unit vectors of all readable images of a dataset, (N, D).
 
@@ -154,8 +157,9 @@ def embed_dataset(
             the dataset was packed for.
         dataset: The images to embed.
         distributed: Processes that share the work; each gets all vectors.
+        progress: Called with images done and images in all, those of this process.
     """
-    return embed_indices(model, dataset.packed, dataset.indices, distributed)
+    return embed_indices(model, dataset.packed, dataset.indices, distributed, progress)
 
 
 def embed_indices(
@@ -163,6 +167,7 @@ def embed_indices(
     source: _Source,
     indices: Sequence[int] | NDArray[np.int64],
     distributed: Distributed | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.float32]:
     """Unit vectors of some images of a source, in the order of their indices, (N, D)."""
     length: int = model.preprocessing.resize  # type: ignore[assignment]
@@ -171,6 +176,12 @@ def embed_indices(
     def load(index: int) -> Tensor:
         return source.sized(index, length)
 
+    processes = 1 if distributed is None else distributed.size
+
+    def show(done: int) -> None:
+        if progress is not None:
+            progress(done, len(listed) // processes)
+
     if distributed is None or distributed.group is None:
-        return embed(model, listed, load=load, progress=False)
-    return embed_across(model, listed, distributed.group, load=load, progress=False)
+        return embed(model, listed, load=load, progress=show)
+    return embed_across(model, listed, distributed.group, load=load, progress=show)

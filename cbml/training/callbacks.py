@@ -2,10 +2,10 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cbml.progress import Progress
+from cbml.progress import Progress, reporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,15 @@ class Callback:
         Args:
             text: The line to show.
         """
+
+    def progress(self, label: str) -> Callable[[int, int], None]:
+        """Give what hears how much of something is done, and how much there is in all.
+
+        Args:
+            label: what is counted, such as "images read".
+        """
+        del label
+        return lambda done, total: None
 
     def begin(self, step: int, steps: int) -> None:
         """Called when updates begin.
@@ -72,6 +81,14 @@ class ProgressCallback(Callback):
         else:
             print(text, file=sys.stderr, flush=True)
 
+    def progress(self, label: str) -> Callable[[int, int], None]:
+        """A bar of its own, but for work within the updates, whose bar is there already.
+
+        Args:
+            label: what is counted, such as "images read".
+        """
+        return super().progress(label) if self._progress is not None else reporter(label)
+
     def begin(self, step: int, steps: int) -> None:
         """Show the bar.
 
@@ -105,7 +122,7 @@ def described(report: StepReport, *, short: bool = False) -> str:
     """The loss and its parts in a few words.
 
     Args:
-        short: cut the names of the parts to three letters, and their numbers to two places.
+        short: Cut the names of the parts to three letters, and their numbers to two places.
     """
     letters, places = (3, 2) if short else (None, 3)
     parts = " ".join(f"{name[:letters]} {value:.{places}f}" for name, value in report.terms.items())

@@ -88,9 +88,14 @@ def accumulate_gradients(
     return BatchResult(float(value.total.detach()), terms, everyones.map(Tensor.detach))
 
 
+def has_trained_batch_norm(model: nn.Module) -> bool:
+    """Whether an image's embedding depends on the others of its forward pass."""
+    return any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
+
+
 def check_chunks(model: nn.Module) -> None:
     """Refuse chunks where an image's embedding depends on the others of its chunk."""
-    if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
+    if has_trained_batch_norm(model):
         raise BadData(
             "chunk_size: batch norm in training mode sees one chunk at a time, so the gradient "
             "would not be that of the batch; use batch_norm='frozen_statistics', or no chunks"

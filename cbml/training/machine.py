@@ -133,9 +133,10 @@ class Interrupted(Exception):
 class StopRequest:
     """Which signal has asked for an end, 0 as long as none has."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, answers: bool = True) -> None:
         self.number = 0
         self._first = 0.0
+        self._answers = answers
 
     def ask(self, number: int, frame: FrameType | None = None) -> None:
         """Note the wish; asked a second time, do not wait for the end of the step.
@@ -149,12 +150,19 @@ class StopRequest:
             raise KeyboardInterrupt
         if not self.number:
             self.number, self._first = number, now
+            if self._answers:
+                # Straight to the descriptor: a handler must not enter a stream that is printing.
+                os.write(2, b"\nstopping after this step; again to stop now\n")
 
 
 @contextlib.contextmanager
-def stop_request() -> Iterator[StopRequest]:
-    """A request that SIGINT and SIGTERM fill in inside the block."""
-    request = StopRequest()
+def stop_request(*, answers: bool = True) -> Iterator[StopRequest]:
+    """A request that SIGINT and SIGTERM fill in inside the block.
+
+    Args:
+        answers: Whether this process says at once that it was heard.
+    """
+    request = StopRequest(answers=answers)
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread may handle signals
         return

@@ -57,6 +57,7 @@ class TrainingState:
         self.step = 0
         self.rest: frozenset[str] = frozenset()
         self.best_score: float | None = None
+        self.best_tie: float | None = None
         self.best_step: int | None = None
         self.best_weights: dict[str, Tensor] | None = None
         self.validations_without_gain = 0
@@ -71,13 +72,20 @@ class TrainingState:
         self.batches.follow(plan.batches)
         self.rest = plan.rest
 
-    def improves(self, score: float) -> bool:
-        """Whether a validation score is the best so far; NaN and infinity never are."""
-        better = math.isfinite(score) and (self.best_score is None or score > self.best_score)
+    def improves(self, score: float, tie: float | None = None) -> bool:
+        """Whether a validation is to be kept as the best so far; NaN and infinity never are.
+
+        Among equal scores the larger `tie` is kept, and among equal ties the later step; but a
+        model that is merely as good is no gain that patience would wait for.
+        """
+        now = (score, _finite(tie))
+        before = (-math.inf if self.best_score is None else self.best_score, _finite(self.best_tie))
+        better = math.isfinite(score) and now >= before
         if better:
-            self.best_score, self.best_step = score, self.step
+            self.best_score, self.best_tie, self.best_step = score, tie, self.step
             self.best_weights = _copied(self.model.state_dict())
-        self.validations_without_gain = 0 if better else self.validations_without_gain + 1
+        gained = better and now > before
+        self.validations_without_gain = 0 if gained else self.validations_without_gain + 1
         return better
 
     def tensors(self) -> dict[str, Tensor]:
@@ -115,6 +123,7 @@ class TrainingState:
             "random": generator_state,
             "bad": {str(index): reason for index, reason in self.batches.bad.reasons.items()},
             "best_score": self.best_score,
+            "best_tie": self.best_tie,
             "best_step": self.best_step,
             "validations_without_gain": self.validations_without_gain,
             "skipped_in_a_row": self.skipped_in_a_row,
@@ -141,6 +150,7 @@ class TrainingState:
         self.step = checkpoint.step
         self.rest = frozenset(saved["rest"])
         self.best_score, self.best_step = saved["best_score"], saved["best_step"]
+        self.best_tie = saved["best_tie"]
         best = checkpoint.part("model" if self.best_step == self.step else "best")
         self.best_weights = None if self.best_step is None else best
         self.validations_without_gain = saved["validations_without_gain"]
@@ -183,6 +193,10 @@ class TrainingState:
 
     def _own_optimizers(self) -> Iterable[tuple[str, torch.optim.Optimizer]]:
         return self.method.optimizers().items()
+
+
+def _finite(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else -math.inf
 
 
 def _named(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -34,6 +34,9 @@ from cbml.training.updates import UpdateResult, Updates
 
 Validate = Callable[[Embedder], Mapping[str, float]]
 
+# Among models of one score the one is kept that ranks all relevant images best.
+TIE_BREAK = "map@r"
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -43,6 +46,8 @@ class Fitted:
         steps: Updates done, those of earlier parts of the run included.
         best_step: The step after which the model was best in validation; None without validation.
         best_score: Validation score of that step.
+        start_score: Validation score before the first step; None without validation.
+        last_score: Validation score after the last step.
         learning_rates: The learning rate of each group before the schedule.
         stopped_early: Whether patience ran out before the last step.
     """
@@ -50,6 +55,8 @@ class Fitted:
     steps: int
     best_step: int | None
     best_score: float | None
+    start_score: float | None
+    last_score: float | None
     learning_rates: dict[str, float]
     stopped_early: bool
 
@@ -147,6 +154,7 @@ class Trainer:
         self.learning_rates = {name: rate for name, rate in rates.items() if name in used}
         self.steps = settings.steps or steps_of_epochs(train, settings.epochs or 0)
         self.saved_at, self.model_saved_at = -1, -1
+        self.scores: list[float] = []  # of all validations, the start's first
         self.started = time.monotonic()
         self.metadata = {} if run is None else dict(run.metadata)
         self.records = Records(run, writes=distributed.is_main_process)
@@ -157,7 +165,7 @@ class Trainer:
         state, settings = self.state, self.settings
         self._start()
         with (
-            stop_request() as request,
+            stop_request(answers=self.distributed.is_main_process) as request,
             contextlib.closing(self.records),
             contextlib.closing(self._stream()) as stream,
         ):
@@ -173,6 +181,8 @@ class Trainer:
             steps=state.step,
             best_step=state.best_step,
             best_score=state.best_score,
+            start_score=self.scores[0] if self.scores else None,
+            last_score=self.scores[-1] if self.scores else None,
             learning_rates=self.learning_rates,
             stopped_early=self._out_of_patience,
         )
@@ -233,6 +243,7 @@ class Trainer:
         self.distributed.barrier()  # all have read: the main process may now write and delete
         self.saved_at = checkpoint.step
         self.records.cut_back(checkpoint.step)
+        self.scores = self.records.validations(self.settings.choose_by)
         self._note_resumption(checkpoint.step, checkpoint.state["environment"])
         return True
 
@@ -335,12 +346,13 @@ class Trainer:
         self.model.train()
         if name not in scores:
             raise BadData(f"choose_by={name!r}: validation gives {', '.join(sorted(scores))}")
-        better = state.improves(scores[name])
+        better = state.improves(scores[name], scores.get(TIE_BREAK))
+        self.scores.append(scores[name])
         self.method.after_validation(self._view(), scores)
         self.records.add({"step": state.step, "validation": scores, "best": better})
         mark = ", the best so far" if better else ""
         self.callback.on_message(f"step {state.step}: validation {name} {scores[name]:.4f}{mark}")
-        decline = decline_reason([*self.records.validations(name)])
+        decline = decline_reason(self.scores)
         if decline is not None:
             self.callback.on_message(f"step {state.step}: {decline}")
             self.records.add({"step": state.step, "decline": decline})

@@ -1,0 +1,288 @@
+"""The plan of a run, made before its first step: pixels, steps, chunks, minutes, memory.
+
+What a config leaves open comes from `FIRST_RUNS`, by the kind of device, and from the memory that
+is free; `minutes` measures instead. Either way the choice is fixed in the config and recorded, and
+a run that is resumed neither measures nor chooses again.
+"""
+
+import copy
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from cbml.data import Splits
+from cbml.models import Embedder, Execution
+from cbml.progress import duration
+from cbml.runs.config import FIRST_RUNS, FirstRun, RunConfig
+from cbml.training import (
+    Callback,
+    Distributed,
+    Method,
+    memory_budget,
+    step_memory,
+)
+
+# Sides among which `minutes` chooses, up to the paper's, and the steps that a side must leave time
+# for: below about a hundred a pretrained network has hardly moved.
+CROPS = (96, 128, 160, 192, 227)
+_FEWEST_STEPS = 100
+_TRIED = 8
+# The report embeds at most so many images of each of two splits.
+_REPORTED = 3000
+
+
+@dataclass(frozen=True)
+class ImageTime:
+    """Seconds for an image.
+
+    Args:
+        training: Forward and backward pass.
+        embedding: Forward pass alone.
+    """
+
+    training: float
+    embedding: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a run embeds besides the images of its steps.
+
+    Args:
+        images: To train on.
+        batch: Those of a step, in all processes.
+        held_out: Images of a validation.
+        once: Images embedded once in the run: statistics, probabilities, report, test.
+        validate_every: Steps between validations.
+    """
+
+    images: int
+    batch: int
+    held_out: int
+    once: int
+    validate_every: int
+
+    def seconds(self, cost: ImageTime, steps: int, *, chunked: bool) -> float:
+        """How long a run takes.
+
+        Args:
+            cost: Of an image.
+            steps: Updates.
+            chunked: Whether each image is embedded once more, for the loss.
+        """
+        validations = 1 + (steps // self.validate_every if self.validate_every else 0)
+        validations += not self.validate_every or steps % self.validate_every > 0
+        embedded = self.once + validations * self.held_out
+        return embedded * cost.embedding + steps * self._step(cost, chunked)
+
+    def steps(self, cost: ImageTime, seconds: float, *, chunked: bool) -> int:
+        """The most steps that fit into a time, one at the least.
+
+        Args:
+            cost: Of an image.
+            seconds: The time.
+            chunked: As for `seconds`.
+        """
+        low, high = 1, 1 + max(0, int(seconds / self._step(cost, chunked)))
+        while low < high:  # the time grows with the steps
+            middle = (low + high + 1) // 2
+            fits = self.seconds(cost, middle, chunked=chunked) <= seconds
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def _step(self, cost: ImageTime, chunked: bool) -> float:
+        return self.batch * (cost.training + cost.embedding * chunked)
+
+
+def workload(config: RunConfig, splits: Splits, batch: int, *, test: bool) -> Workload:
+    """What a run of a config has to embed.
+
+    Args:
+        config: Says how often it validates, and whether it estimates the loss's constants.
+        splits: The images.
+        batch: Images of a step.
+        test: Whether the test images are scored, by the trained model and by its start.
+    """
+    tested = sum(len(part) for part in (splits.test, splits.query, splits.gallery) if part)
+    estimated = len(splits.train) if config.loss.parameters == "from-data" else 0
+    reported = min(len(splits.train) + len(splits.validation), _REPORTED)
+    once = min(estimated, 4096) + len(splits.validation) + reported + 2 * tested * test
+    return Workload(
+        len(splits.train), batch, len(splits.validation), once, config.training.validate_every
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do.
+
+    Args:
+        crop: Side of the images.
+        steps: Updates; about so many where the config counts epochs.
+        chunk_size: Images of a forward pass; 0 for the whole batch.
+        seconds: How long it will take, measured on this machine.
+        peak_bytes: The most memory that it will need.
+    """
+
+    crop: int
+    steps: int
+    chunk_size: int
+    seconds: float
+    peak_bytes: float
+
+
+class Planner:
+    """Tries a model at several crops, on a copy that leaves no trace in it.
+
+    Args:
+        config: What it leaves open is chosen.
+        model: Untrained, on its device.
+        method: What it is trained by.
+        execution: How it will be run.
+        work: What the run embeds.
+        processes: How many share a batch.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Embedder,
+        method: nn.Module,
+        execution: Execution,
+        work: Workload,
+        processes: int = 1,
+    ) -> None:
+        self.config, self.work, self.processes = config, work, processes
+        # Compiling takes minutes, a trial seconds.
+        self.execution = dataclasses.replace(execution, compile=False)
+        self.trial = copy.deepcopy(model)
+        self.execution.prepare(self.trial).train()
+        self.parts = method.parts if isinstance(method, Method) else ()
+        self.device = next(model.parameters()).device
+        self.budget = memory_budget(self.device)
+
+    def choose(self) -> Plan:
+        """The plan at the largest crop that leaves time for enough steps."""
+        crops: tuple[int, ...] = CROPS
+        if self.config.model.crop:
+            crops = (self.config.model.crop,)
+        elif self.config.training.minutes is None:
+            crops = (_first_run(self.config).crop,)
+        plan = self.at(crops[-1])
+        for crop in crops[-2::-1]:
+            if plan.steps >= _FEWEST_STEPS:
+                break
+            plan = self.at(crop)
+        return plan
+
+    def at(self, crop: int) -> Plan:
+        """The plan at one crop.
+
+        Args:
+            crop: Side of the images.
+        """
+        local = -(-self.work.batch // self.processes)
+        memory = step_memory(self.trial, self.execution, crop=crop, batch=local, parts=self.parts)
+        chunk = self.config.training.chunk_size
+        if chunk is None:
+            chunk = memory.fitting_chunk(self.budget) or 0
+        cost = self._image_time(crop, min(_TRIED, local))
+        chunked = 0 < chunk < local
+        steps = self._steps(cost, chunked)
+        seconds = self.work.seconds(cost, steps, chunked=chunked)
+        return Plan(crop, steps, chunk, seconds, memory.peak(chunk or None))
+
+    def _steps(self, cost: ImageTime, chunked: bool) -> int:
+        training = self.config.training
+        if training.steps is not None:
+            return training.steps
+        if training.epochs is not None:
+            return training.epochs * -(-self.work.images // self.work.batch)
+        if training.minutes is not None:
+            return self.work.steps(cost, 60 * training.minutes, chunked=chunked)
+        return _first_run(self.config).steps
+
+    def _image_time(self, crop: int, count: int) -> ImageTime:
+        images = torch.zeros(count, 3, crop, crop, device=self.device)
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            self._passes(images)  # the first is slower
+            training, embedding = self._passes(images)
+        share = count * self.processes  # processes work side by side
+        return ImageTime(training / share, embedding / share)
+
+    def _passes(self, images: torch.Tensor) -> tuple[float, float]:
+        """Seconds of a forward and backward pass, and of a forward pass alone."""
+        started = self._now()
+        outputs = self.execution.run_outputs(self.trial, images, self.parts)
+        torch.autograd.backward([outputs.embeddings.sum()])
+        middle = self._now()
+        with torch.no_grad():
+            self.execution.run_outputs(self.trial, images, self.parts)
+        return middle - started, self._now() - middle
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def plan_run(
+    planner: Planner, distributed: Distributed, callback: Callback
+) -> tuple[RunConfig, dict[str, Any]]:
+    """The config with crop, steps and chunks filled in, and the plan for the record.
+
+    Args:
+        planner: Of the run.
+        distributed: The processes; the plan of the main one holds.
+        callback: Hears the plan.
+    """
+    plan, config = planner.choose(), planner.config
+    chosen = torch.tensor([plan.crop, plan.steps, plan.chunk_size])
+    distributed.broadcast([chosen])
+    crop, steps, chunk = (int(value) for value in chosen)
+    training: dict[str, Any] = {"chunk_size": chunk, "minutes": None}
+    if config.training.epochs is None:
+        training["steps"] = steps
+    callback.on_message(_sentence(config, planner.work, plan))
+    if plan.peak_bytes > planner.budget:
+        callback.on_message(_too_large(planner, plan))
+    record = dataclasses.asdict(plan) | {"minutes_asked": config.training.minutes}
+    return config.replace(model={"crop": crop}, training=training), record
+
+
+def with_crop(config: RunConfig) -> RunConfig:
+    """The config with a crop: its own, or that of a first run on this device.
+
+    Args:
+        config: May leave it open.
+    """
+    return config if config.model.crop else config.replace(model={"crop": _first_run(config).crop})
+
+
+def _first_run(config: RunConfig) -> FirstRun:
+    table = FIRST_RUNS["cuda" if torch.cuda.is_available() else "cpu"]
+    return table.get(config.data.source, table["folder"])
+
+
+def _sentence(config: RunConfig, work: Workload, plan: Plan) -> str:
+    chunks = f" in chunks of {plan.chunk_size}" if plan.chunk_size else ""
+    epochs = config.training.epochs
+    steps = f"{plan.steps} steps" if epochs is None else f"{epochs} epochs"
+    return (
+        f"plan: {config.model.backbone} at {plan.crop} pixels, batches of {work.batch}{chunks}, "
+        f"{steps}, about {duration(plan.seconds)}, up to {plan.peak_bytes / 1e9:.1f} GB of memory"
+    )
+
+
+def _too_large(planner: Planner, plan: Plan) -> str:
+    why = "a smaller --crop needs less"
+    if planner.config.training.chunk_size is None and not plan.chunk_size:
+        why = (
+            "batch norm is trained, so a batch cannot be embedded in chunks; "
+            "--set batch_norm=frozen_statistics allows them, and a smaller --crop needs less"
+        )
+    return f"memory: more than the {planner.budget / 1e9:.1f} GB that this run should take; {why}"
