@@ -88,6 +88,20 @@ class TrainingState:
         self.validations_without_gain = 0 if gained else self.validations_without_gain + 1
         return better
 
+    def describe(self) -> dict[str, Any]:
+        """What is trained, on which batches and how, as plain values."""
+        sampler: Any = self.batches.sampler
+        loss = self.method if self.method.loss is None else self.method.loss
+        return {
+            "settings": self.settings.as_dict(),
+            "model": self.model.describe(),
+            "method": type(self.method).__name__,
+            "loss": " ".join(str(loss).split()),
+            "crop": self.batches.transform.crop,
+            "transform": str(self.batches.transform),
+            "sampler": sampler.state_dict()["conditions"],
+        }
+
     def tensors(self) -> dict[str, Tensor]:
         """All that training changes: "model.<name>", "method.<name>", "optimizer.<name>" ..."""
         return _named(
@@ -116,7 +130,7 @@ class TrainingState:
             "settings": self.settings.as_dict(),
             "config": self.config,
             "environment": dict(environment),
-            "sampler": self.batches.sampler.state_dict(),  # type: ignore[attr-defined]
+            "sampler": sampler.state_dict(),  # type: ignore[attr-defined]
             "images": _names(self.batches),
             "contents": self._contents(),
             "rest": sorted(self.rest),

@@ -259,18 +259,9 @@ class Trainer:
 
     def _record(self) -> dict[str, Any]:
         """What run.json says of a new run."""
-        sampler: Any = self.batches.sampler
-        loss = self.method if self.method.loss is None else self.method.loss
-        return {
-            "settings": self.settings.as_dict(),
+        return self.state.describe() | {
             "steps": self.steps,
             "rates": self.learning_rates,
-            "model": self.model.describe(),
-            "method": type(self.method).__name__,
-            "loss": " ".join(str(loss).split()),
-            "crop": self.batches.transform.crop,
-            "transform": str(self.batches.transform),
-            "sampler": sampler.state_dict()["conditions"],
             "environment": self.environment,
             "execution": self.execution.as_dict(),
             "test_evaluations": 0,
