@@ -130,7 +130,7 @@ class TrainingState:
             "settings": self.settings.as_dict(),
             "config": self.config,
             "environment": dict(environment),
-            "sampler": sampler.state_dict(),  # type: ignore[attr-defined]
+            "sampler": self.batches.sampler.state_dict(),  # type: ignore[attr-defined]
             "images": _names(self.batches),
             "contents": self._contents(),
             "rest": sorted(self.rest),
