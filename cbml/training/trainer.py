@@ -299,21 +299,16 @@ class Trainer:
             self._report(result, rates)
 
     def _report(self, result: UpdateResult, rates: Mapping[str, float]) -> None:
-        step, seen = self.state.step, result.similarities
+        step, images = self.state.step, len(result.outputs)
         self.records.add(
             {
                 "step": step,
                 "epoch": self.batches.sampler.epoch,
-                "loss": result.loss,
-                **result.terms,
-                "gradient_norm": result.gradient_norm,
+                **result.metrics(),
                 "rates": rates,
-                "positive_similarity": seen.positive_mean,
-                "negative_similarity": seen.negative_mean,
                 "seconds": round(time.monotonic() - self.started, 3),
             }
         )
-        images = len(result.outputs)
         self.callback.step(
             StepReport(step=step, loss=result.loss, terms=result.terms, images=images)
         )

@@ -37,6 +37,16 @@ class UpdateResult:
     gradient_norm: float
     similarities: Similarities
 
+    def metrics(self) -> dict[str, float | None]:
+        """What metrics.jsonl says of the update."""
+        return {
+            "loss": self.loss,
+            **self.terms,
+            "gradient_norm": self.gradient_norm,
+            "positive_similarity": self.similarities.positive_mean,
+            "negative_similarity": self.similarities.negative_mean,
+        }
+
 
 class Updates:
     """Changes the weights of a model and of its method, batch by batch."""
