@@ -22,7 +22,7 @@ from cbml.gallery.images import (
     write_bad_images,
 )
 from cbml.gallery.layout import layout
-from cbml.gallery.loading import LoadedImage, embedded_chunks, fingerprint
+from cbml.gallery.loading import LoadedImage, Parts, embedded_chunks, fingerprint
 from cbml.gallery.scores import Evaluate, score_queries
 from cbml.gallery.storage import (
     State,
@@ -206,13 +206,15 @@ class GalleryBuilder:
         self.trained_on: set[str] | None = None
         self.removed, self.changed, self.bad_before = 0, not exists, state.bad
         # Of another model's similarities nothing is known.
-        calibration = state.calibration if state.fingerprint == made_by else None
+        same = state.fingerprint == made_by
+        calibration = state.calibration if same else None
         self.state = dataclasses.replace(
             state,
             source=settings.source or state.source,
             fingerprint=made_by,
             model=model.describe(),
             calibration=calibration,
+            parts=state.parts if same else {},
         )
         # A rebuild starts with the vectors of the next generation, which are none.
         generation = state.generation + settings.rebuild
@@ -238,11 +240,16 @@ class GalleryBuilder:
         kept = {image.id for image in changes.kept}
         stored = self.store.ids()
         strangers = stored[~np.isin(stored, list(kept))]
-        signatures = self.state.signatures[[image.id in kept for image in self.state.images]]
+        stay = [image.id in kept for image in self.state.images]
         self.removed = len(self.state.images) - len(kept)
         self.changed |= bool(self.removed or changes.updated or len(strangers))
         self.state = dataclasses.replace(
-            self.state, images=tuple(changes.kept), signatures=signatures, bad=(), trained=None
+            self.state,
+            images=tuple(changes.kept),
+            signatures=self.state.signatures[stay],
+            parts={name: part[stay] for name, part in self.state.parts.items()},
+            bad=(),
+            trained=None,
         )
         if self.removed or len(strangers):
             self._forget()
@@ -256,8 +263,10 @@ class GalleryBuilder:
         before = len(self.state.images)
         try:
             with Progress("images embedded", len(new)) as progress:
-                for loaded, vectors in embedded_chunks(self.model, new):
-                    self._add(loaded, vectors)
+                for loaded, vectors, parts in embedded_chunks(
+                    self.model, new, self.state.part_names
+                ):
+                    self._add(loaded, vectors, parts)
                     progress.show(len(self.state.images) - before + len(self.state.bad))
                     if time.monotonic() - self.saved > self.settings.save_every:
                         self._commit()
@@ -277,9 +286,7 @@ class GalleryBuilder:
         unscored = state.scores is None or state.scores.nearest is None
         if self.changed or state.layout is None or (wanted and unscored):
             vectors = self.store.vectors(_ids(state.images))
-            scores = (
-                score_queries(self.store, state.images, evaluate) if wanted and evaluate else None
-            )
+            scores = score_queries(self.store, state, evaluate) if wanted and evaluate else None
             self.state = dataclasses.replace(state, layout=layout(vectors), scores=scores)
         self._mark_trained()
         self._calibrate(calibration)
@@ -330,7 +337,7 @@ class GalleryBuilder:
             fitted = calibration.for_gallery(self.store.vectors(_ids(state.images)))
         self.state = dataclasses.replace(state, calibration=fitted)
 
-    def _add(self, loaded: list[LoadedImage], vectors: NDArray[np.float32]) -> None:
+    def _add(self, loaded: list[LoadedImage], vectors: NDArray[np.float32], parts: Parts) -> None:
         good = [one for one in loaded if not one.reason]
         bad = tuple((one.ref.path, one.reason) for one in loaded if one.reason)
         ids = np.arange(len(good)) + self.state.next_id
@@ -343,6 +350,10 @@ class GalleryBuilder:
             next_id=state.next_id + len(good),
             images=state.images + tuple(map(_image, ids.tolist(), good)),
             signatures=np.concatenate([state.signatures, *(one.signature[None] for one in good)]),
+            parts={
+                name: np.concatenate([state.parts[name], part]) if name in state.parts else part
+                for name, part in parts.items()
+            },
             bad=state.bad + bad,
         )
 

@@ -16,7 +16,7 @@ from cbml.data import read_image
 from cbml.errors import BadData
 from cbml.files import consistent
 from cbml.gallery.images import GalleryImage
-from cbml.gallery.loading import FramedModel
+from cbml.gallery.loading import FramedModel, as_outputs
 from cbml.gallery.results import (
     Query,
     QueryInfo,
@@ -27,8 +27,9 @@ from cbml.gallery.results import (
 )
 from cbml.gallery.storage import State, is_saved, open_vectors, read_state
 from cbml.gallery.thumbnails import Signature, mark_near_duplicates, signature_of
-from cbml.index import Store
-from cbml.models import Embedder, embed
+from cbml.index import RerankerEntry, Store
+from cbml.models import Embedder, embed, embed_outputs
+from cbml.outputs import Reranker
 
 if TYPE_CHECKING:
     from cbml.bayes import MatchProbability
@@ -152,7 +153,8 @@ class Gallery:
         """
         index = self.index_of(image_id)
         vector = self.store.vectors(self.ids[index : index + 1])[0]
-        return Query(vector, self.state.signatures[index], index)
+        parts = {name: part[index : index + 1] for name, part in self.state.parts.items()}
+        return Query(vector, self.state.signatures[index], index, parts)
 
     def query(self, source: Path | bytes | Image.Image) -> Query:
         """An image from elsewhere as a query.
@@ -174,8 +176,19 @@ class Gallery:
             framed: uint8 pixels as the model's preprocessing frames them. (3, crop, crop)
             signatures: As `thumbnails.signature_of` gives them.
         """
-        vectors = embed(FramedModel(self.model()), list(framed), progress=False)
-        return [Query(*pair) for pair in zip(vectors, signatures, strict=True)]
+        model, names = FramedModel(self.model()), self.state.part_names
+        if not names:
+            vectors = embed(model, list(framed), progress=False)
+            return [Query(*pair) for pair in zip(vectors, signatures, strict=True)]
+        outputs = embed_outputs(model, list(framed), names)
+        return [
+            Query(
+                outputs.embeddings[row].numpy(),
+                signature,
+                parts={name: part[row : row + 1].numpy() for name, part in outputs.parts.items()},
+            )
+            for row, signature in enumerate(signatures)
+        ]
 
     def search(self, query: Query, options: SearchOptions | None = None) -> SearchResponse:
         """The images nearest to a query.
@@ -200,7 +213,30 @@ class Gallery:
         if query.index is not None:
             good &= indices != query.index
         indices, similarities = indices[good], similarities[good]
+        order = self._reranked(query, indices)
+        indices[: len(order)] = indices[order]
+        similarities[: len(order)] = similarities[order]
         return Ranking(indices, similarities, np.arange(1, len(indices) + 1))
+
+    def _reranked(self, query: Query, indices: Indices) -> Indices:
+        """The new order of the first images, where the model names a reranker."""
+        if self._reranker is None or not len(indices):
+            return np.empty(0, dtype=np.int64)
+        entry, reranker = self._reranker
+        nearest = indices[: entry.candidates]
+        found = as_outputs(
+            self.store.vectors(self.ids[nearest]),
+            {name: part[nearest] for name, part in self.state.parts.items()},
+        )
+        asked = as_outputs(query.vector[None], query.parts)
+        scores = reranker(asked, found, torch.arange(len(nearest))[None])[0].numpy()
+        order: Indices = np.argsort(-scores, kind="stable")
+        return order
+
+    @cached_property
+    def _reranker(self) -> tuple[RerankerEntry, Reranker] | None:
+        entry = self.state.reranker
+        return None if entry is None else (entry, entry.load())
 
     def respond(self, query: Query, options: SearchOptions, ranking: Ranking) -> SearchResponse:
         """The results that the options ask for.
@@ -347,10 +383,17 @@ class Gallery:
         calibration = self._cohorts.calibration
         return calibration.probability(
             results.similarities,
-            cohort_mean=calibration.cohort_mean(ranking.similarities[: calibration.depth]),
+            cohort_mean=calibration.cohort_mean(self._nearest(ranking, calibration.depth)),
             result_cohort_mean=self._cohorts.of(results.indices),
             own=query.index is not None,
         )
+
+    def _nearest(self, ranking: Ranking, depth: int) -> NDArray[np.float32]:
+        """The largest similarities of a ranking, also where it was reranked."""
+        if self._reranker is None:
+            return ranking.similarities[:depth]
+        first = ranking.similarities[: max(depth, self._reranker[0].candidates)]
+        return -np.sort(-first)[:depth]
 
     @cached_property
     def _texts(self) -> list[str]:

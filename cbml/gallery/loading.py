@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +21,16 @@ from cbml.errors import BadData, MissingExtra
 from cbml.files import replaced_file
 from cbml.gallery.images import ImageRef, shown, write_bad_images
 from cbml.gallery.thumbnails import Signature, signature_of
-from cbml.models import Embedder, embed
+from cbml.models import Embedder, embed, embed_outputs
+from cbml.outputs import Outputs
 from cbml.progress import Progress
 
 __all__ = [
     "EmbeddedFiles",
     "FramedModel",
     "LoadedImage",
+    "Parts",
+    "as_outputs",
     "embed_files",
     "embedded_chunks",
     "fingerprint",
@@ -38,6 +41,7 @@ __all__ = [
 CHUNK = 256  # images
 
 Frame = Callable[[Tensor], Tensor]
+Parts = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +90,19 @@ def load_images(
 
 
 def embedded_chunks(
-    model: Embedder, refs: Sequence[ImageRef]
-) -> Iterator[tuple[list[LoadedImage], NDArray[np.float32]]]:
-    """Files in chunks, with the embeddings of those of the chunk that can be read, (M, D)."""
+    model: Embedder, refs: Sequence[ImageRef], parts: Sequence[str] = ()
+) -> Iterator[tuple[list[LoadedImage], NDArray[np.float32], Parts]]:
+    """Files in chunks, with embeddings and parts of those of the chunk that can be read. (M, D)"""
     loaded = load_images(refs, model.preprocessing.frame)
     framed = FramedModel(model)
     while chunk := list(itertools.islice(loaded, CHUNK)):
         images = [one.framed for one in chunk if not one.reason]
-        yield chunk, embed(framed, images, progress=False)
+        if parts:
+            outputs = embed_outputs(framed, images, parts)
+            found = {name: outputs.parts[name].numpy() for name in parts}
+            yield chunk, outputs.embeddings.numpy(), found
+        else:
+            yield chunk, embed(framed, images, progress=False), {}
 
 
 def embed_files(model: Embedder, refs: Sequence[ImageRef]) -> EmbeddedFiles:
@@ -107,7 +116,7 @@ def embed_files(model: Embedder, refs: Sequence[ImageRef]) -> EmbeddedFiles:
     bad: list[tuple[str, str]] = []
     vectors = [np.empty((0, model.dim), dtype=np.float32)]
     with Progress("images embedded", len(refs)) as progress:
-        for loaded, embedded in embedded_chunks(model, refs):
+        for loaded, embedded, _ in embedded_chunks(model, refs):
             good += [one.ref for one in loaded if not one.reason]
             bad += [(one.ref.path, one.reason) for one in loaded if one.reason]
             vectors.append(embedded)
@@ -173,6 +182,16 @@ class FramedModel(nn.Module):
         """The embeddings of framed images, (N, D)."""
         vectors: Tensor = self.model(images)
         return vectors
+
+    def forward_outputs(self, images: Tensor, parts: Sequence[str] = ()) -> Outputs:
+        """The same with parts."""
+        return self.model.forward_outputs(images, parts)
+
+
+def as_outputs(vectors: NDArray[np.float32], parts: Parts) -> Outputs:
+    """Embeddings and parts as a reranker takes them."""
+    tensors = {name: torch.from_numpy(part) for name, part in parts.items()}
+    return Outputs(torch.from_numpy(vectors), tensors)
 
 
 def _load(ref: ImageRef, frame: Frame) -> LoadedImage:

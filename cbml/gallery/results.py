@@ -1,8 +1,8 @@
 """What is asked of a gallery and what it answers: plain data, and a page with the images inside."""
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,11 +78,13 @@ class Query:
         vector: Embedding of unit length. (D,)
         signature: As `thumbnails.signature_of` gives it.
         index: Position of the image in the gallery; None for an image from elsewhere.
+        parts: What the model's reranker reads of it, one row each; empty where it names none.
     """
 
     vector: NDArray[np.float32]
     signature: Signature
     index: int | None = None
+    parts: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +159,8 @@ class SearchResponse:
 @dataclass(frozen=True, eq=False)
 class Ranking:
     """Images by descending similarity to a query, the query itself left out.
+
+    A reranker may have put the first of them in another order.
 
     `indices` are positions in the gallery, `ranks` count from 1 and are 0 where unknown. (M,)
     """

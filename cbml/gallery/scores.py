@@ -2,16 +2,16 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbml.gallery.gallery import Gallery
-from cbml.gallery.images import GalleryImage
+from cbml.gallery.loading import as_outputs
 from cbml.gallery.results import Query, Ranking, SearchOptions
-from cbml.gallery.storage import QueryScores
+from cbml.gallery.storage import QueryScores, State
 from cbml.index import Store
 
 __all__ = [
@@ -33,10 +33,9 @@ Indices = NDArray[np.int64]
 Evaluate = Callable[..., Any]
 
 
-def score_queries(
-    store: Store, images: Sequence[GalleryImage], evaluate: Evaluate
-) -> QueryScores | None:
+def score_queries(store: Store, state: State, evaluate: Evaluate) -> QueryScores | None:
     """Every labeled image as a query to all others; None where no two images share a label."""
+    images = state.images
     codes: dict[str, int] = {}
     # A label of its own for each unlabeled image: nobody's positive, and a query without any.
     labels = [
@@ -46,7 +45,12 @@ def score_queries(
     if max(Counter(labels).values()) < 2:
         return None
     ids = np.array([image.id for image in images], dtype=np.int64)
-    scores = evaluate(store.vectors(ids), np.array(labels), clustering=False)
+    vectors: Any = store.vectors(ids)
+    options: dict[str, Any] = {"clustering": False}
+    if state.reranker is not None:
+        vectors = as_outputs(vectors, state.parts)
+        options |= {"reranker": state.reranker.load(), "candidates": state.reranker.candidates}
+    scores = evaluate(vectors, np.array(labels), **options)
     labeled = sum(label >= 0 for label in labels)
     totals = {
         "metrics": scores.metrics,

@@ -2,7 +2,8 @@
 
     manifest.json                 the commit point; parts carry their hash in their names
     images-<hash>.json            what is known of each image
-    arrays-<hash>.safetensors     signatures, map positions, scores of the single images
+    arrays-<hash>.safetensors     signatures, map positions, scores of the single images, and
+                                  their parts where the model names a reranker
     calibration-<hash>.json       similarities to probabilities, where the run has one
     model-<fingerprint>/          the model that made the vectors
     index-<generation>/           the vectors, unless they live on a server
@@ -28,7 +29,7 @@ from cbml.errors import BadData, DamagedFile
 from cbml.files import MANIFEST, load_folder, save_folder
 from cbml.gallery.images import GalleryImage
 from cbml.gallery.thumbnails import SIGNATURE_SIZE
-from cbml.index import Kind, Store, open_store
+from cbml.index import Kind, RerankerEntry, Store, find_reranker, open_store
 
 if TYPE_CHECKING:
     from cbml.bayes import MatchProbability
@@ -45,6 +46,7 @@ __all__ = [
 
 KIND = "cbml gallery 2"
 IMAGES, ARRAYS, CALIBRATION = "images.json", "arrays.safetensors", "calibration.json"
+_PART = "part "
 _COLUMNS = tuple(column.name for column in dataclasses.fields(GalleryImage))
 _ROWS = [[int, str, str, label, int, int, str, int, int] for label in (str, type(None))]
 
@@ -72,7 +74,8 @@ class State:
     `uid` is made once for each gallery and names its collection on a server; `source` says what
     the images were listed from; `store` is the address of the vectors; `fingerprint` and
     `generation` name the folders of the model and of the vectors; `trained` says of each image
-    whether the model was trained on it, where that is known.
+    whether the model was trained on it, where that is known; `parts` are what the model's reranker
+    reads of each image, where it names one.
     """
 
     uid: str
@@ -91,6 +94,18 @@ class State:
     bad: tuple[tuple[str, str], ...] = ()
     calibration: "MatchProbability | None" = None
     trained: NDArray[np.bool_] | None = None
+    parts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    @property
+    def reranker(self) -> RerankerEntry | None:
+        """What the model wants its results to be reranked by."""
+        name = self.model.get("reranker")
+        return None if name is None else find_reranker(name)
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The parts that the model's reranker reads; none where it names no reranker."""
+        return () if self.reranker is None else self.reranker.parts
 
     def model_folder(self, folder: Path) -> Path:
         """Where the model is, in the gallery's folder."""
@@ -170,6 +185,8 @@ def read_state(folder: Path) -> State:
             trained=arrays.get("trained"),
             calibration=_calibration(parts[CALIBRATION]) if CALIBRATION in parts else None,
         )
+        named = {name: arrays[f"{_PART}{name}"] for name in state.part_names if state.images}
+        state = dataclasses.replace(state, parts=named)
         _check(state)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
@@ -226,6 +243,7 @@ def _arrays(state: State) -> dict[str, NDArray[Any]]:
                 arrays[name] = getattr(state.scores, name)
     if state.trained is not None:
         arrays["trained"] = state.trained
+    arrays |= {f"{_PART}{name}": part for name, part in state.parts.items()}
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
@@ -250,7 +268,7 @@ def _scores(totals: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> QuerySco
 
 def _check(state: State) -> None:
     ids = np.array([image.id for image in state.images], dtype=np.int64)
-    lengths = {len(ids), len(state.signatures)}
+    lengths = {len(ids), len(state.signatures), *map(len, state.parts.values())}
     if state.layout is not None:
         lengths.add(len(state.layout))
     if state.scores is not None:

@@ -1,9 +1,13 @@
 from .clustering import Clusters as Clusters
 from .clustering import kmeans as kmeans
+from .diml import DIML as DIML
 from .index import KINDS as KINDS
 from .index import Index as Index
 from .index import Kind as Kind
 from .index import Matches as Matches
+from .rerankers import RERANKERS as RERANKERS
+from .rerankers import RerankerEntry as RerankerEntry
+from .rerankers import find_reranker as find_reranker
 from .stores import Store as Store
 from .stores import open_store as open_store
 from .vectors import Ids as Ids

@@ -4,6 +4,7 @@ from .contrastive_bayesian import PRODUCTS as PRODUCTS
 from .contrastive_bayesian import CBMLLoss as CBMLLoss
 from .from_data import ratio_to_train_with as ratio_to_train_with
 from .interop import CrossBatchMemory as CrossBatchMemory
+from .options import check_count as check_count
 from .options import check_number as check_number
 from .ratios import SMALLEST_SCALE as SMALLEST_SCALE
 from .ratios import LinearRatio as LinearRatio

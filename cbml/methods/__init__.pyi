@@ -5,8 +5,12 @@ from .cbswr import CBSwR as CBSwR
 from .clusters import Labeling as Labeling
 from .clusters import cluster_count as cluster_count
 from .clusters import cluster_labels as cluster_labels
+from .dcml import DCML as DCML
 from .deep_cluster import DeepCluster as DeepCluster
+from .diml import ProxyAnchorDIML as ProxyAnchorDIML
 from .divide_conquer import DivideConquer as DivideConquer
+from .drml import MarginDRML as MarginDRML
+from .drml import ProxyAnchorDRML as ProxyAnchorDRML
 from .exemplar import Exemplar as Exemplar
 from .hdc import HDC as HDC
 from .hdml import HDML as HDML
@@ -23,6 +27,7 @@ from .pseudo_labels import Labels as Labels
 from .pseudo_labels import PseudoLabels as PseudoLabels
 from .pseudo_labels import Study as Study
 from .ranked_levels import RankedLevels as RankedLevels
+from .sharing import Sharing as Sharing
 from .smart_mining import SmartMining as SmartMining
 from .ssuml import SSUML as SSUML
 from .table import METHODS as METHODS

@@ -216,4 +216,32 @@ METHODS: dict[str, MethodEntry] = {
         title="N-pairs whose negatives are pulled closer, through a generator that keeps them real",
         printed=("HDML",),
     ),
+    "drml_pa": MethodEntry(
+        location="cbml.methods.drml:ProxyAnchorDRML",
+        title="related branches on pieces of the features, each with proxies of its own",
+        printed=("DRML-PA",),
+    ),
+    "drml_mdw": MethodEntry(
+        location="cbml.methods.drml:MarginDRML",
+        title="related branches on pieces of the features, each with a margin loss",
+        printed=("DRML-MDW",),
+    ),
+    "dcml_mdw": MethodEntry(
+        location="cbml.methods.dcml:DCML",
+        title="sub-embeddings trained through gated sums of them, each with a margin loss",
+        printed=("DCML-MDW",),
+        defaults={"training": {"samples_per_class": 2}},
+    ),
+    "sharing_dml": MethodEntry(
+        location="cbml.methods.sharing:Sharing",
+        title="one head for what tells classes apart, one for what they share",
+        printed=("Sharing-DML",),
+        defaults={"model": {"dim": 256}, "training": {"samples_per_class": 2}},
+    ),
+    "pa_diml": MethodEntry(
+        location="cbml.methods.diml:ProxyAnchorDIML",
+        title="a proxy-anchor loss, and results reranked by cells of the images",
+        printed=("PA+DIML",),
+        defaults={"model": {"dim": 128}},
+    ),
 }

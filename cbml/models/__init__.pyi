@@ -6,6 +6,7 @@ from .embedder import BATCH_NORMS as BATCH_NORMS
 from .embedder import Embedder as Embedder
 from .embedding import embed as embed
 from .embedding import embed_across as embed_across
+from .embedding import embed_outputs as embed_outputs
 from .execution import Execution as Execution
 from .execution import bfloat16_survives as bfloat16_survives
 from .export import Exported as Exported
@@ -15,5 +16,7 @@ from .export import push_to_hub as push_to_hub
 from .heads import POOLINGS as POOLINGS
 from .heads import Head as Head
 from .heads import resolve_levels as resolve_levels
+from .mixing import Gates as Gates
+from .mixing import feature_piece as feature_piece
 from .names import BACKBONE_NAMES as BACKBONE_NAMES
 from .preprocessing import Preprocessing as Preprocessing

@@ -12,7 +12,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cbml.errors import BadData, DamagedFile, check_choice
 from cbml.models.backbones import find_backbone
-from cbml.models.heads import LAST, POOLINGS, GeneralizedMean, Head, Heads, pool, resolve_levels
+from cbml.models.heads import (
+    LAST,
+    POOLINGS,
+    GeneralizedMean,
+    Head,
+    Heads,
+    cut_cells,
+    pool,
+    resolve_levels,
+)
 from cbml.models.preprocessing import Preprocessing
 from cbml.models.saved import read_model, write_model
 from cbml.models.weights import load_weights
@@ -131,7 +140,9 @@ class Embedder(nn.Module):
 
         Those are, all float32: "map", the backbone's last map (B, C, H, W), "features", pooled
         (B, C), and "raw", what the linear layer gives before the division by its length. Behind a
-        colon stands another depth or a head: "map:layer3", "features:layer3", "raw:second".
+        colon stands another depth or a head: "map:layer3", "features:layer3", "raw:second". A model
+        with one linear layer also has "cells:4", the unit vectors of 4 by 4 cells of the map, which
+        are what the linear layer makes of each. (B, 16, D)
 
         Args:
             images: Float images as `preprocessing` describes them.
@@ -152,10 +163,19 @@ class Embedder(nn.Module):
                 embeddings = functional.normalize(raw[""], dim=1)
             kinds = {"map": maps, "features": features, "raw": raw}
             for part, kind, place in asked:
+                if kind == "cells":
+                    own[part] = self._cells(maps[LAST], int(place))
+                    continue
                 if place not in kinds.get(kind, {}):
                     raise BadData(f"part {part!r}: the model has map, features and raw, see docs")
                 own[part] = kinds[kind][place].float()
         return Outputs(embeddings, own)
+
+    def _cells(self, found: Tensor, side: int) -> Tensor:
+        if not isinstance(self.head, nn.Linear) or found.dim() != 4:
+            raise BadData("cells: only a model with one linear layer on a map has them")
+        cells = cut_cells(found.float(), side)  # (B, C, side, side)
+        return functional.normalize(self.head(cells.flatten(2).transpose(1, 2)), dim=2)
 
     def _maps(self, images: Tensor, taps: set[str]) -> dict[str, Tensor]:
         """The backbone's last map under LAST, and those behind the modules that are tapped."""

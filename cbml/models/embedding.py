@@ -13,6 +13,7 @@ from torch.nn import functional
 from cbml.errors import BadData
 from cbml.models.execution import Execution, device_of
 from cbml.models.preprocessing import Batch, ImageReader, Preprocessing
+from cbml.outputs import Outputs
 from cbml.progress import Progress
 
 Rows = NDArray[np.float32]
@@ -83,6 +84,23 @@ def embed_across(
         progress: As in `embed`, in the first process.
     """
     items: Sequence[Any] = getattr(images, "paths", images)
+    return _across(
+        model, items, group, load, batch_size, processes, execution=execution, progress=progress
+    )
+
+
+def _across(
+    model: nn.Module,
+    items: Sequence[Any],
+    group: distributed.ProcessGroup,
+    load: Callable[[Any], Any] | None,
+    batch_size: int,
+    processes: int = 0,
+    *,
+    execution: Execution | None = None,
+    progress: bool | Report = False,
+    parts: Sequence[str] = (),
+) -> Rows:
     rank, world = distributed.get_rank(group), distributed.get_world_size(group)
     edges = [len(items) * part // world for part in range(world + 1)]
     reader = ImageReader(items, load, _preprocessing(model), edges[rank], edges[rank + 1])
@@ -90,10 +108,58 @@ def embed_across(
     rows = np.empty((0, 0), np.float32)
     try:
         batches = reader.batches(batch_size, processes)
-        rows = _run(model, batches, len(reader), execution, progress if rank == 0 else False)
+        shown = progress if rank == 0 else False
+        rows = _run(model, batches, len(reader), execution, shown, parts)
     except Exception as error:  # the others must be told, or they would wait forever
         failure = error
     return _gathered(rows, failure, np.diff(edges), group, device_of(model))
+
+
+def embed_outputs(
+    model: nn.Module,
+    images: Sequence[Any],
+    parts: Sequence[str],
+    *,
+    group: distributed.ProcessGroup | None = None,
+    load: Callable[[Any], Any] | None = None,
+    batch_size: int = 64,
+    progress: bool | Report = False,
+) -> Outputs:
+    """As `embed` or `embed_across`, with further parts of the outputs; N rows each, on the CPU.
+
+    Args:
+        model: An Embedder, or another network with `forward_outputs`.
+        images: As in `embed`, a sequence.
+        parts: As for `Embedder.forward_outputs`.
+        group: Processes that share the work; each gets all rows.
+        load: As in `embed`.
+        batch_size: As in `embed`.
+        progress: As in `embed`.
+    """
+    if group is None:
+        reader = ImageReader(images, load, _preprocessing(model), stop=len(images))
+        rows = _run(model, reader.batches(batch_size, 0), len(images), None, progress, parts)
+    else:
+        rows = _across(model, images, group, load, batch_size, progress=progress, parts=parts)
+    shapes = _shapes(model, parts)
+    widths = [shape.numel() for shape in shapes]
+    pieces = torch.split(torch.from_numpy(rows), [rows.shape[1] - sum(widths), *widths], dim=1)
+    named = zip(parts, pieces[1:], shapes, strict=True)
+    found = {name: piece.reshape(len(rows), *shape) for name, piece, shape in named}
+    return Outputs(pieces[0].contiguous(), found)
+
+
+@torch.inference_mode()
+def _shapes(model: nn.Module, parts: Sequence[str]) -> list[torch.Size]:
+    """What the parts of one image look like."""
+    if not parts:
+        return []
+    side, was_training = _preprocessing(model).crop, model.training
+    model.eval()
+    image = torch.zeros(1, 3, side, side, device=device_of(model))
+    outputs: Outputs = model.forward_outputs(image, parts)  # type: ignore[operator]
+    model.train(was_training)
+    return [outputs.parts[name].shape[1:] for name in parts]
 
 
 def _run(
@@ -102,7 +168,9 @@ def _run(
     total: int | None,
     execution: Execution | None,
     progress: bool | Report,
+    parts: Sequence[str] = (),
 ) -> Rows:
+    """Unit vectors, each with the numbers of its parts behind it."""
     # Float32 unless asked: an index that mixes precisions is a riddle nobody wants to solve.
     execution = execution or Execution(
         channels_last=Execution.default(device_of(model)).channels_last
@@ -114,11 +182,20 @@ def _run(
         with _reporting(progress, total) as report, torch.inference_mode():
             for batch in batches:
                 images = preprocessing.normalize(batch.images.to(device_of(model)))
-                rows.append(_unit_rows(execution.run(model, images), batch.names))
+                if parts:
+                    outputs = execution.run_outputs(model, images, parts)
+                    further = [outputs.parts[name].flatten(1).cpu().numpy() for name in parts]
+                    units = _unit_rows(outputs.embeddings, batch.names)
+                    rows.append(np.hstack([units, *further]))
+                else:
+                    rows.append(_unit_rows(execution.run(model, images), batch.names))
                 report(sum(map(len, rows)))
     finally:
         model.train(was_training)
-    return np.concatenate(rows) if rows else np.empty((0, getattr(model, "dim", 0)), np.float32)
+    if rows:
+        return np.concatenate(rows)
+    width = getattr(model, "dim", 0) + sum(shape.numel() for shape in _shapes(model, parts))
+    return np.empty((0, width), np.float32)
 
 
 def _unit_rows(vectors: Tensor, names: list[str]) -> Rows:

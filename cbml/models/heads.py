@@ -4,6 +4,8 @@ With x_k the pooled features that head k reads, f_k its layers and w_k its weigh
 
     part_k    = f_k(x_k) / |f_k(x_k)|                         (B, d_k)
     embedding = (w_1 part_1, w_2 part_2, ...) / √Σ w_k²       (B, Σ d_k), heads of weight 0 left out
+
+A head may also mix others: then f_k has their outputs beside x_k; see `cbml.models.mixing`.
 """
 
 import dataclasses
@@ -19,6 +21,7 @@ from torch.nn import functional
 
 from cbml.errors import BadData
 from cbml.models.backbones import find_backbone
+from cbml.models.mixing import MIXINGS, feature_piece, linear, mixed_dim, piece_width
 
 # From a map of features to one vector of features.
 
@@ -65,10 +68,27 @@ def pool(features: Tensor, kind: str) -> Tensor:
     raise BadData(f"pooling {kind!r}: use one of {', '.join(POOLINGS)}")
 
 
+def cut_cells(found: Tensor, side: int) -> Tensor:
+    """A map averaged over a grid of cells. (B, C, side, side)
+
+    Where the sides of the map are no multiples of the grid's, it is first drawn, corners on
+    corners, at four times the grid.
+
+    Args:
+        found: The map. (B, C, H, W)
+        side: Cells in a row and in a column.
+    """
+    if found.shape[2] % side or found.shape[3] % side:
+        size = (4 * side, 4 * side)
+        found = functional.interpolate(found, size, mode="bilinear", align_corners=True)
+    return functional.avg_pool2d(found, (found.shape[2] // side, found.shape[3] // side))
+
+
 #: The depth of the backbone's last features.
 LAST = ""
 #: Depths that every backbone of the table has, before the last.
 LEVELS = ("low", "middle")
+_LISTS = ("hidden", "piece", "mixes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +103,9 @@ class Head:
             A module whose output is changed in place is no tap.
         hidden: Widths of layers with a ReLU before the last, linear one.
         weight: Weight within the embedding; 0 leaves the part out of it.
+        piece: Place and count: it reads the features' piece of that place, from 0, of so many.
+        mixes: Names of heads before this one that it mixes, all of one width.
+        mixing: How, a name in MIXINGS; "" where it mixes none.
     """
 
     name: str
@@ -90,6 +113,9 @@ class Head:
     tap: str = LAST
     hidden: tuple[int, ...] = ()
     weight: float = 1.0
+    piece: tuple[int, int] = (0, 1)
+    mixes: tuple[str, ...] = ()
+    mixing: str = ""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -98,6 +124,11 @@ class Head:
             raise BadData(f"head {self.name!r}: layers have between 1 and 65536 numbers")
         if not (math.isfinite(self.weight) and self.weight >= 0):
             raise BadData(f"head {self.name!r}: weight {self.weight} must be at least 0")
+        place, count = self.piece
+        if not 0 <= place < count <= 65_536:
+            raise BadData(f"head {self.name!r}: piece {self.piece} is none of its count")
+        if bool(self.mixes) != (self.mixing in MIXINGS):
+            raise BadData(f"head {self.name!r}: mixing is one of {', '.join(MIXINGS)}, of mixes")
 
     @classmethod
     def of(cls, plain: Any) -> "Head":
@@ -107,28 +138,50 @@ class Head:
             plain: The fields by name.
         """
         try:
-            return cls(**{**plain, "hidden": tuple(plain["hidden"])})
+            lists = {name: tuple(plain[name]) for name in _LISTS if name in plain}
+            return cls(**{**plain, **lists})
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise BadData(f"no head of a model ({error}): {plain!r}") from None
 
     def as_dict(self) -> dict[str, Any]:
         """Every field by its name, ready for JSON."""
-        return {**asdict(self), "hidden": list(self.hidden)}
+        return {**asdict(self), **{name: list(getattr(self, name)) for name in _LISTS}}
 
 
 class Heads(nn.ModuleDict):
     """The layers of several heads; gives their parts and the embedding."""
 
     def __init__(self, heads: Sequence[Head], widths: Mapping[str, int]) -> None:
-        super().__init__({head.name: _layers(head, widths[head.tap]) for head in heads})
-        if len(self) < len(heads) or not any(head.weight for head in heads):
-            raise BadData("heads: each needs a name of its own, and one a weight above zero")
+        super().__init__()
         self.described = tuple(heads)
         self.dim = sum(head.dim for head in heads if head.weight)
+        for head in heads:
+            if head.name in self:
+                raise BadData(f"head {head.name!r}: each needs a name of its own")
+            self[head.name] = self._layers(head, widths[head.tap])
+        if not self.dim:
+            raise BadData("heads: one needs a weight above zero")
+
+    def _layers(self, head: Head, width: int) -> nn.Module:
+        if not head.mixing:
+            return _layers(head, width)
+        known = {each.name: each for each in self.described if each.name in self}
+        dims = {known[name].dim if name in known else None for name in head.mixes}
+        dim, count = next(iter(dims)), len(head.mixes)
+        if len(dims) > 1 or dim is None or head.dim != mixed_dim(head.mixing, dim, count):
+            raise BadData(f"head {head.name!r}: mixes heads before it, all of one fitting width")
+        return MIXINGS[head.mixing](width, dim, count)
 
     def raw(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What each head gives before the division by its length."""
-        return {head.name: self[head.name](features[head.tap]) for head in self.described}
+        found: dict[str, Tensor] = {}
+        for head in self.described:
+            read = features[head.tap]
+            if head.mixing:
+                found[head.name] = self[head.name](read, [found[name] for name in head.mixes])
+            else:
+                found[head.name] = self[head.name](feature_piece(read, *head.piece))
+        return found
 
     def embedding(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The weighted parts side by side, of length one."""
@@ -153,11 +206,8 @@ def resolve_levels(heads: Sequence[Head], backbone: str) -> tuple[Head, ...]:
 
 
 def _layers(head: Head, width: int) -> nn.Module:
-    widths = (width, *head.hidden, head.dim)
+    widths = (piece_width(width, *head.piece), *head.hidden, head.dim)
     layers: list[nn.Module] = []
     for incoming, outgoing in itertools.pairwise(widths):
-        linear = nn.Linear(incoming, outgoing)
-        nn.init.kaiming_normal_(linear.weight, mode="fan_out")
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.ReLU()]
+        layers += [linear(incoming, outgoing), nn.ReLU()]
     return nn.Sequential(*layers[:-1])

@@ -2,24 +2,34 @@
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbml.data import ImageDataset, PackedDataset, Splits
 from cbml.errors import BadData, MissingExtra
 from cbml.evaluation import Scores, evaluate
 from cbml.files import locked
+from cbml.index import find_reranker
 from cbml.models import Embedder
+from cbml.outputs import Outputs
 from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_model, load_splits
 from cbml.runs.config import RunConfig
 from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.report import report_run
-from cbml.training import Callback, Distributed, embed_dataset, read_record, update_record
+from cbml.training import (
+    Callback,
+    Distributed,
+    embed_dataset,
+    embed_dataset_outputs,
+    read_record,
+    update_record,
+)
 
 # Seconds: another evaluation counts itself in a moment, while a training holds its folder for long.
 _TURN = 10.0
@@ -202,7 +212,7 @@ def embed_images(
     """
     crop, progress = model.preprocessing.crop, (callback or Callback()).progress
     query = PackedDataset.of(images, crop, progress("images read"))
-    embeddings = embed_dataset(model, query, distributed, progress("images embedded"))
+    embeddings = embed_for_search(model, query, distributed, progress("images embedded"))
     if gallery is None:
         return QueryGallery.of(embeddings, query.images.known_labels)
     searched = PackedDataset.of(gallery, crop, progress("gallery images read"))
@@ -210,9 +220,51 @@ def embed_images(
     return QueryGallery.of(
         embeddings,
         _class_names(query.images),
-        gallery_embeddings=embed_dataset(model, searched, distributed, shown),
+        gallery_embeddings=embed_for_search(model, searched, distributed, shown),
         gallery_labels=_class_names(searched.images),
     )
+
+
+def embed_for_search(
+    model: Embedder,
+    dataset: PackedDataset,
+    distributed: Distributed | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> NDArray[np.float32] | Outputs:
+    """Embeddings of images, with the parts that the model's reranker reads, where it names one.
+
+    Args:
+        model: In evaluation mode.
+        dataset: The images.
+        distributed: The processes that share the work.
+        progress: As for `embed_dataset`.
+    """
+    if model.reranker is None:
+        return embed_dataset(model, dataset, distributed, progress)
+    parts = find_reranker(model.reranker).parts
+    return embed_dataset_outputs(model, dataset, parts, distributed, progress)
+
+
+def evaluate_by(
+    model: Embedder,
+    embedded: QueryGallery,
+    *,
+    recall_at: Sequence[int] | None = None,
+    clustering: bool = True,
+) -> Scores:
+    """The scores of embeddings, reranked where the model names a reranker.
+
+    Args:
+        model: What made the embeddings.
+        embedded: With the parts that its reranker reads.
+        recall_at: As for `cbml.evaluate`; None for its default.
+        clustering: As for `cbml.evaluate`.
+    """
+    options: dict[str, Any] = {} if recall_at is None else {"recall_at": recall_at}
+    if model.reranker is not None:
+        entry = find_reranker(model.reranker)
+        options |= {"reranker": entry.load(), "candidates": entry.candidates}
+    return evaluate(embedded, clustering=clustering, **options)
 
 
 def _class_names(images: ImageDataset) -> Any:
@@ -240,7 +292,7 @@ def score_split(
         callback: Hears how far it has come.
     """
     embedded = embed_split(model, splits, split, distributed, callback)
-    return evaluate(embedded) if recall_at is None else evaluate(embedded, recall_at=recall_at)
+    return evaluate_by(model, embedded, recall_at=recall_at)
 
 
 def score_conditions(scores: Scores) -> dict[str, Any]:

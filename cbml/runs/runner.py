@@ -14,14 +14,13 @@ from torch import nn
 from cbml.bayes import MatchProbability, check_results
 from cbml.data import Batches, ImageDataset, Splits
 from cbml.errors import BadData
-from cbml.evaluation import evaluate
 from cbml.files import write_csv
 from cbml.models import Embedder
 from cbml.outputs import Outputs
 from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_execution, build_model, use_backbone, with_start
 from cbml.runs.config import RunConfig
-from cbml.runs.evaluate import embed_split, note_test_evaluation
+from cbml.runs.evaluate import embed_for_search, embed_split, evaluate_by, note_test_evaluation
 from cbml.runs.folder import hold_run
 from cbml.runs.loss_parameters import with_chosen_parameters
 from cbml.runs.names import check_names
@@ -144,9 +143,9 @@ def _fit(parts: Parts, run: Run, distributed: Distributed, callback: Callback) -
     def validate(candidate: Embedder) -> Mapping[str, float]:
         assert held_out is not None
         shown = callback.progress("held-out images embedded")
-        embeddings = embed_dataset(candidate, held_out, distributed, shown)
+        embeddings = embed_for_search(candidate, held_out, distributed, shown)
         found = QueryGallery.of(embeddings, held_out.images.known_labels)
-        return evaluate(_refined(parts.method, found), clustering=False).metrics
+        return evaluate_by(candidate, _refined(parts.method, found), clustering=False).metrics
 
     return fit(
         parts.model,
@@ -209,13 +208,14 @@ def _test(
     """Scores on the test images, of the model that was kept and of the one it started from."""
     embedded = embed_split(parts.model, parts.splits, "test", distributed, callback)
     embedded = _refined(parts.method, embedded)
-    found, before = evaluate(embedded), None
+    found, before = evaluate_by(parts.model, embedded), None
     with _optional(callback, "test scores of the start", f"cbml evaluate {folder} --test"):
         if fitted.best_step == 0:
             before = found
         else:
             start = build_model(parts.config, parts.method).eval()
-            before = evaluate(embed_split(start, parts.splits, "test", distributed, callback))
+            embedded_start = embed_split(start, parts.splits, "test", distributed, callback)
+            before = evaluate_by(start, embedded_start)
     if distributed.is_main_process:
         reliability = None
         with _optional(callback, "check of the probabilities", f"cbml analyze {folder} --test"):

@@ -2,6 +2,7 @@ from .batches import CLASSES_PER_BATCH as CLASSES_PER_BATCH
 from .batches import SAMPLES_PER_CLASS as SAMPLES_PER_CLASS
 from .batches import build_batches as build_batches
 from .batches import embed_dataset as embed_dataset
+from .batches import embed_dataset_outputs as embed_dataset_outputs
 from .batches import fitted_sizes as fitted_sizes
 from .callbacks import Callback as Callback
 from .callbacks import ProgressCallback as ProgressCallback

@@ -17,7 +17,8 @@ from cbml.data import (
     TrainTransform,
 )
 from cbml.errors import BadData
-from cbml.models import embed, embed_across
+from cbml.models import embed, embed_across, embed_outputs
+from cbml.outputs import Outputs
 from cbml.training.distributed import Distributed
 
 # As in the authors' program for CUB.
@@ -160,6 +161,34 @@ def embed_dataset(
         progress: Called with images done and images in all, those of this process.
     """
     return embed_indices(model, dataset.packed, dataset.indices, distributed, progress)
+
+
+def embed_dataset_outputs(
+    model: nn.Module,
+    dataset: PackedDataset,
+    parts: Sequence[str],
+    distributed: Distributed | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Outputs:
+    """Unit vectors of all readable images of a dataset, with further parts, N rows each.
+
+    Args:
+        model: As in `embed_dataset`.
+        dataset: The images to embed.
+        parts: As for `Embedder.forward_outputs`.
+        distributed: Processes that share the work; each gets all rows.
+        progress: As in `embed_dataset`.
+    """
+    length: int = model.preprocessing.resize  # type: ignore[assignment]
+    count = len(dataset.indices) // (1 if distributed is None else distributed.size)
+    return embed_outputs(
+        model,
+        [int(index) for index in dataset.indices],
+        parts,
+        group=None if distributed is None else distributed.group,
+        load=lambda index: dataset.packed.sized(index, length),
+        progress=False if progress is None else lambda done: progress(done, count),
+    )
 
 
 def embed_indices(

@@ -30,6 +30,7 @@ def train_by(name: str, images: ImageDataset, folder: Path, distributed: Distrib
         4,  # one more than the batches of an epoch
         batch_norm="frozen_statistics",
         samples_per_class=2,
+        optimizer="sgd",  # Adam makes a whole step of a gradient that is rounding alone
         distributed=distributed,
     )
 
@@ -58,13 +59,12 @@ def test_two_processes_train_as_one(
         for folder in (tmp_path, by_two / name)
     ]
     assert len(losses[0]) == 4
-    assert losses[0][:2] == pytest.approx(losses[1][:2], rel=1e-3)
-    assert losses[0] == pytest.approx(losses[1], rel=2e-2)  # rounding may mine another pair
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     one, two = (
         newest_checkpoint(folder / "checkpoints", print) for folder in (tmp_path, by_two / name)
     )
     assert one is not None
     assert two is not None
-    memories = [part for part in one.tensors if part.startswith("method.")]
-    for part in memories:
-        torch.testing.assert_close(one.tensors[part], two.tensors[part], atol=1e-3, rtol=1e-2)
+    for part, value in one.tensors.items():
+        if part.startswith(("model.", "method.")):
+            torch.testing.assert_close(value, two.tensors[part], atol=1e-5, rtol=1e-5)

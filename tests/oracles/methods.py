@@ -2,7 +2,7 @@
 
 from math import dist, exp, floor, log
 
-from tests.oracles.baselines import Matrix, cosines, dot, mean, softplus
+from tests.oracles.baselines import Matrix, cosines, dot, mean, softplus, unit
 
 Pair = tuple[int, int]
 
@@ -73,11 +73,11 @@ def moment(places: Matrix, projections: list[Matrix], order: int) -> list[float]
     """The mean over places of the products of as many projections as the order says."""
     total = [0.0] * len(projections[0])
     for place in places:
-        for unit in range(len(total)):
+        for number in range(len(total)):
             product = 1.0
             for projection in projections[:order]:
-                product *= dot(projection[unit], place)
-            total[unit] += product / len(places)
+                product *= dot(projection[number], place)
+            total[number] += product / len(places)
     return total
 
 
@@ -128,3 +128,83 @@ def n_pair(anchors: Matrix, candidates: list[Matrix], r: float) -> float:
     lengths = mean([dot(a, a) for a in anchors])
     lengths += mean([dot(p, p) for row in candidates for p in row])
     return mean(costs) + r / 4.0 * lengths
+
+
+def related_branches(
+    rows: Matrix,
+    sources: Matrix,
+    targets: Matrix,
+    score: tuple[list[float], float],
+    integrate: tuple[Matrix, list[float]],
+) -> list[float]:
+    """The head of DRML for one image, from the branches' outputs and the relations' q and t."""
+    count, width = len(rows), len(rows[0])
+    units = [unit(row) for row in rows]
+    found: list[float] = []
+    for j in range(count):
+        scores = []
+        for i in range(count):
+            gap = [q - t for q, t in zip(sources[i], targets[j], strict=True)]
+            scores.append(max(0.0, dot(score[0], gap) + score[1]))
+        total = max(sum(scores), 1e-12)
+        told = [sum(scores[i] / total * units[i][d] for i in range(count)) for d in range(width)]
+        both = [*units[j], *told]
+        found += [dot(row, both) + bias for row, bias in zip(*integrate, strict=True)]
+    return found
+
+
+def reconstruction_errors(features: Matrix, decoded: list[Matrix]) -> Matrix:
+    """What each branch of DRML loses of each image, of equal pieces of the features."""
+    size = len(features[0]) // len(decoded)
+    found = []
+    for n, row in enumerate(features):
+        pieces = [row[k * size : (k + 1) * size] for k in range(len(decoded))]
+        found.append([dist(piece, decoded[k][n]) ** 2 / size for k, piece in enumerate(pieces)])
+    return found
+
+
+def inverse_densities(x: Matrix, y: list[int], anchor: int, near: float = 0.5) -> list[float]:
+    """The shares with which an anchor draws its negatives by distance."""
+    width, weights = len(x[0]), []
+    for row, label in zip(x, y, strict=True):
+        d = max(near, dist(x[anchor], row))
+        density = d ** (width - 2) * (1.0 - d * d / 4.0) ** ((width - 3) / 2.0)
+        weights.append(0.0 if label == y[anchor] else 1.0 / density)
+    return [weight / sum(weights) for weight in weights]
+
+
+def composites(
+    parts: list[Matrix], gates: list[tuple[Matrix, list[float]]]
+) -> tuple[list[Matrix], float]:
+    """The composites of DCML, and how unsure its gates are."""
+    found: list[Matrix] = []
+    unsure = 0.0
+    for layer, bias in gates:
+        rows = []
+        for n in range(len(parts[0])):
+            seen = [value for part in parts for value in part[n]]
+            odds = [exp(dot(row, seen) + b) for row, b in zip(layer, bias, strict=True)]
+            p = [odd / sum(odds) for odd in odds]
+            width = range(len(parts[0][n]))
+            rows.append([sum(p[k] * parts[k][n][d] for k in range(len(parts))) for d in width])
+            unsure -= log(max(p)) / len(parts[0])
+        found.append(rows)
+    return found, unsure
+
+
+def agreement(
+    source: Matrix,
+    target: Matrix,
+    first: Matrix,
+    second: Matrix,
+    first_bias: list[float] | None = None,
+    second_bias: list[float] | None = None,
+) -> float:
+    """What a network of one hidden layer guesses of a target, squared; in minus."""
+    squares = []
+    for u, t in zip(source, target, strict=True):
+        b, c = first_bias or [0.0] * len(first), second_bias or [0.0] * len(second)
+        hidden = [max(0.0, dot(row, u) + bias) for row, bias in zip(first, b, strict=True)]
+        guess = unit([dot(row, hidden) + bias for row, bias in zip(second, c, strict=True)])
+        squares += [(one * other) ** 2 for one, other in zip(t, guess, strict=True)]
+    return -mean(squares)
