@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +25,8 @@ from cbml.files import write_json
 # Far above what one process may wait for another that writes a checkpoint. A process that dies is
 # noticed at once, by its closed connection or by torchrun.
 _PATIENCE = datetime.timedelta(minutes=10)
+# Seconds. One that is stopped, or on a machine that hangs, is noticed by nobody: it is said aloud.
+_LONG_WAIT, _LOOK = 60.0, 5.0
 
 
 class MainProcessFailed(BadData):
@@ -40,6 +44,16 @@ class Distributed:
         self.group = group
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        self.waiting_since: float | None = None
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """A step in which this process waits for the others."""
+        self.waiting_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waiting_since = None
 
     @property
     def is_main_process(self) -> bool:
@@ -56,7 +70,8 @@ class Distributed:
             return rows.detach()
         rows = rows.detach().contiguous()
         parts = [torch.empty_like(rows) for _ in range(self.size)]
-        dist.all_gather(parts, rows, group=self.group)
+        with self._waiting():
+            dist.all_gather(parts, rows, group=self.group)
         return torch.cat(parts)
 
     def local_rows(self, rows: Tensor) -> Tensor:
@@ -77,7 +92,8 @@ class Distributed:
         if self.group is None or not tensors:
             return
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        dist.all_reduce(flat, group=self.group)
+        with self._waiting():
+            dist.all_reduce(flat, group=self.group)
         start = 0
         for tensor in tensors:
             tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
@@ -93,7 +109,8 @@ class Distributed:
             for tensor in tensors:
                 # A channels-last tensor is not contiguous, and only such can travel.
                 copy = tensor.detach().contiguous()
-                dist.broadcast(copy, src=0, group=self.group)
+                with self._waiting():
+                    dist.broadcast(copy, src=0, group=self.group)
                 tensor.detach().copy_(copy)
 
     def from_main_process(self, compute: Callable[[], Tensor], like: Tensor) -> Tensor:
@@ -126,7 +143,8 @@ class Distributed:
         if self.group is None:
             return number
         value = torch.tensor(number)
-        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.group)
+        with self._waiting():
+            dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.group)
         return int(value)
 
     def barrier(self) -> None:
@@ -145,9 +163,38 @@ def join_processes() -> Iterator[Distributed]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=_PATIENCE)
     try:
-        yield Distributed(dist.group.WORLD)
+        distributed = Distributed(dist.group.WORLD)
+        with _said_aloud(distributed):
+            yield distributed
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _said_aloud(distributed: Distributed) -> Iterator[None]:
+    """One line for each long wait of this process for another."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        said = None
+        while not ended.wait(_LOOK):
+            since = distributed.waiting_since
+            if since not in (None, said) and time.monotonic() - since > _LONG_WAIT:
+                said = since
+                print(
+                    f"process {distributed.rank} has waited {_LONG_WAIT:.0f} s for another one; "
+                    "is it stopped, or its machine?",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    thread = threading.Thread(target=watch, name="cbml-waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 # Several training processes on this machine, started and watched by torchrun.

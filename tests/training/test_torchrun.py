@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from cbml.training import Distributed, read_metrics
+from cbml.training import distributed as processes
 from cbml.training.checkpoints import newest_checkpoint
 from tests.training.small import class_folders
 
@@ -173,3 +175,42 @@ def test_the_launcher_passes_signals_on(
     again = Job([*WORKER, "train", "--resume", str(out), *more], home)
     jobs.append(again)
     assert again.end(300) == 0, again.log.read_text()
+
+
+def test_a_long_wait_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "_LONG_WAIT", 0.2)
+    monkeypatch.setattr(processes, "_LOOK", 0.02)
+    distributed = Distributed()
+    with processes._said_aloud(distributed):
+        with distributed._waiting():
+            time.sleep(0.05)
+        time.sleep(0.4)  # at work, not waiting
+        assert capsys.readouterr().err == ""
+        with distributed._waiting():
+            time.sleep(0.6)
+    assert capsys.readouterr().err.count("process 0 has waited 0 s for another one") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_stopped_process_is_said_aloud_and_the_run_goes_on(home: Path, jobs: list[Job]) -> None:
+    folder, out = class_folders(home / "images"), home / "run"
+    job = Job([*torchrun(0), *words(folder, out), "--set", "steps=1000000"], home)
+    jobs.append(job)
+    while not any(out.glob("checkpoints/step-*/manifest.json")):
+        assert job.child.poll() is None, job.log.read_text()
+        time.sleep(0.01)
+    stopped = job.workers()[1]
+    stopped.send_signal(signal.SIGSTOP)
+    start = time.monotonic()
+    while "process 0 has waited 60 s for another one" not in job.log.read_text():
+        assert time.monotonic() - start < 120
+        time.sleep(0.5)
+    time.sleep(max(0.0, 120 - (time.monotonic() - start)))
+    before = len(read_metrics(out))
+    stopped.send_signal(signal.SIGCONT)
+    while len(read_metrics(out)) <= before:
+        assert job.child.poll() is None, job.log.read_text()
+        time.sleep(0.1)
