@@ -1,8 +1,9 @@
 """Uploaded images decoded in processes of their own, which can be ended when one takes too long.
 
 Decoding is where foreign bytes do their work: in memory, in time, in the libraries that read them.
-Here all of that happens outside the service, at a lower priority, and what comes back is small:
-the pixels that each model sees, and the signature. Messages are a length and JSON, then raw bytes.
+Here all of that happens outside the service, for large images at a lower priority, and what comes
+back is small: the pixels that each model sees, and the signature. Messages are a length and JSON,
+then raw bytes.
 
     to the process      {"bytes": n, "preprocessing": [{...}, ...]}   the image
     from the process    {"ready": true}        once, when it has started
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -32,6 +34,8 @@ __all__ = ["DECODERS", "DECODE_SECONDS", "DecodedImage", "DecodingFailed", "Imag
 DECODERS = 2
 DECODE_SECONDS = 20.0
 START_SECONDS = 120.0
+# Larger images are decoded at a lower priority, smaller ones are done before it would matter.
+QUICK_PIXELS = 4_000_000
 _MESSAGE_LIMIT = 1 << 20
 
 
@@ -183,7 +187,9 @@ def _pixels(stream: IO[bytes], crop: int) -> NDArray[np.uint8]:
     return np.frombuffer(_read(stream, 3 * crop * crop), np.uint8).reshape(3, crop, crop)
 
 
-def _decoded(content: bytes, wanted: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], bytes]:
+def _decoded(
+    content: bytes, wanted: Sequence[dict[str, Any]], pixel_limit: int
+) -> tuple[dict[str, Any], bytes]:
     """The answer to one request, inside the process."""
     import torch
 
@@ -192,7 +198,7 @@ def _decoded(content: bytes, wanted: Sequence[dict[str, Any]]) -> tuple[dict[str
     from cbml.models import Preprocessing
 
     try:
-        image = read_image(content)
+        image = read_image(content, pixel_limit=pixel_limit)
     except UnreadableImage as refusal:
         return {"reason": refusal.reason}, b""
     except MemoryError:
@@ -209,16 +215,29 @@ def _main() -> None:
     """Answer requests until nobody asks any more."""
     import torch
 
-    with contextlib.suppress(OSError):
-        os.nice(10)
+    from cbml.data import PIXEL_LIMIT
+
     torch.set_num_threads(1)
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        _decoded(b"", [])  # imports what it needs, not on the time of the first image
+    _decoded(b"", [], 1)  # imports what it needs, not on the time of the first image
+    with (
+        contextlib.suppress(EOFError, BrokenPipeError),
+        ThreadPoolExecutor(1, initializer=_step_back) as slow,
+    ):
         _send(sys.stdout.buffer, {"ready": True})
         while True:
             request = _receive(sys.stdin.buffer)
             content = _read(sys.stdin.buffer, request["bytes"])
-            _send(sys.stdout.buffer, *_decoded(content, request["preprocessing"]))
+            answer, raw = _decoded(content, request["preprocessing"], QUICK_PIXELS)
+            if "reason" in answer:  # too large, or unreadable; the header tells at once
+                again = (content, request["preprocessing"], PIXEL_LIMIT)
+                answer, raw = slow.submit(_decoded, *again).result()
+            _send(sys.stdout.buffer, answer, raw)
+
+
+def _step_back() -> None:
+    """Let everything else go first; on Linux this holds for the calling thread alone."""
+    with contextlib.suppress(OSError):
+        os.nice(10)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from cbml.files import consistent
 from cbml.gallery.images import GalleryImage
 from cbml.gallery.loading import FramedModel, as_outputs
 from cbml.gallery.results import (
+    Cohorts,
     Query,
     QueryInfo,
     Ranking,
@@ -31,9 +32,6 @@ from cbml.index import RerankerEntry, Store
 from cbml.models import Embedder, embed, embed_outputs
 from cbml.outputs import Reranker
 
-if TYPE_CHECKING:
-    from cbml.bayes import MatchProbability
-
 __all__ = ["Gallery"]
 
 # As deep as the stores can look; ranks below it are unknown.
@@ -45,10 +43,6 @@ MISSED = 50
 SPARE = 4
 # Candidates at least, where only probable results are wanted.
 PROBABLE = 256
-# Each image costs a search: ten results 20 ms of one processor in a gallery as large as this, and
-# the results must not wait for it.
-COHORTS_UP_TO = 20_000
-COHORT_BLOCK = 256
 
 Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -197,15 +191,18 @@ class Gallery:
             query: From `query` or `image_query`.
             options: How many results, and which filters.
         """
-        return self.respond(query, options or SearchOptions(), self.ranking(query))
+        options = options or SearchOptions()
+        return self.respond(query, options, self.ranking(query, self._depth(query, options)))
 
-    def ranking(self, query: Query) -> Ranking:
-        """All images, nearest first, as deep as every store can look.
+    def ranking(self, query: Query, depth: int = DEPTH) -> Ranking:
+        """The nearest images, nearest first.
 
         Args:
             query: From `query` or `image_query`.
+            depth: How many; no more than every store can give.
         """
-        found = self.store.search(query.vector[None], min(max(len(self), 1), DEPTH))
+        depth = min(depth, DEPTH, max(len(self), 1))
+        found = self.store.search(query.vector[None], depth)
         ids, similarities = found.ids[0], found.similarities[0]
         indices = np.searchsorted(self.ids, ids).clip(max=max(len(self) - 1, 0))
         # While a gallery is being built, a server may hold vectors that are not images yet.
@@ -311,6 +308,13 @@ class Gallery:
         """Do once what would make the first search slow."""
         self.search(self.query(Image.new("RGB", (64, 64), "white")))
 
+    def _depth(self, query: Query, options: SearchOptions) -> int:
+        """How deep a ranking has to be: most of a search's time is spent on the depth."""
+        if options.label is not None or options.text or query.index is not None:
+            return DEPTH  # what passes the filter, or is missed, may be anywhere
+        calibration = self.state.calibration
+        return max(SPARE * options.k, PROBABLE, 0 if calibration is None else calibration.depth)
+
     def _candidates(
         self, query: Query, ranking: Ranking, allowed: Mask, options: SearchOptions
     ) -> Ranking:
@@ -412,30 +416,3 @@ def _below(query: Query, ranking: Ranking, allowed: Mask) -> Indices:
     if query.index is not None:
         below[query.index] = False
     return np.flatnonzero(below)
-
-
-class Cohorts:
-    """The cohort similarity of images, each kept once it is known.
-
-    All of them at once would cost as many searches as there are images, again after every
-    addition; those of the results that are shown cost one search of a few vectors.
-    """
-
-    def __init__(
-        self, store: Store, ids: NDArray[np.int64], calibration: "MatchProbability"
-    ) -> None:
-        self.store, self.ids, self.calibration = store, ids, calibration
-        self._known = np.full(len(ids), np.nan)
-
-    def of(self, indices: NDArray[np.int64]) -> NDArray[np.float64] | None:
-        """The cohort similarities of some images, (K,); None if they are not used or too costly."""
-        if self.calibration.by_both is None or len(self.ids) > COHORTS_UP_TO:
-            return None
-        missing = np.unique(indices[np.isnan(self._known[indices])])
-        for start in range(0, len(missing), COHORT_BLOCK):
-            block = missing[start : start + COHORT_BLOCK]
-            ids = self.ids[block]
-            found = self.store.search(self.store.vectors(ids), self.calibration.depth + 1)
-            others = np.where(found.ids == ids[:, None], -np.inf, found.similarities)
-            self._known[block] = self.calibration.cohort_mean(others)[:, 0]
-        return self._known[indices]

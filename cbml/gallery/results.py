@@ -13,12 +13,15 @@ from cbml.data import UnreadableImage, read_image
 from cbml.errors import BadData
 from cbml.gallery.images import shown
 from cbml.gallery.thumbnails import Signature
+from cbml.index import Store
 from cbml.report import QueryTiles, Tile, thumbnail, write_page
 
 if TYPE_CHECKING:
+    from cbml.bayes import MatchProbability
     from cbml.gallery.gallery import Gallery
 
 __all__ = [
+    "Cohorts",
     "Query",
     "QueryInfo",
     "Ranking",
@@ -29,6 +32,10 @@ __all__ = [
 ]
 
 MAX_RESULTS = 500
+# Each image costs a search: ten results 20 ms of one processor in a gallery as large as this, and
+# the results must not wait for it.
+COHORTS_UP_TO = 20_000
+COHORT_BLOCK = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +182,33 @@ class Ranking:
     def select(self, which: NDArray[np.bool_] | slice) -> "Ranking":
         """Some of them, in order."""
         return Ranking(self.indices[which], self.similarities[which], self.ranks[which])
+
+
+class Cohorts:
+    """The cohort similarity of images, each kept once it is known.
+
+    All of them at once would cost as many searches as there are images, again after every
+    addition; those of the results that are shown cost one search of a few vectors.
+    """
+
+    def __init__(
+        self, store: Store, ids: NDArray[np.int64], calibration: "MatchProbability"
+    ) -> None:
+        self.store, self.ids, self.calibration = store, ids, calibration
+        self._known = np.full(len(ids), np.nan)
+
+    def of(self, indices: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """The cohort similarities of some images, (K,); None if they are not used or too costly."""
+        if self.calibration.by_both is None or len(self.ids) > COHORTS_UP_TO:
+            return None
+        missing = np.unique(indices[np.isnan(self._known[indices])])
+        for start in range(0, len(missing), COHORT_BLOCK):
+            block = missing[start : start + COHORT_BLOCK]
+            ids = self.ids[block]
+            found = self.store.search(self.store.vectors(ids), self.calibration.depth + 1)
+            others = np.where(found.ids == ids[:, None], -np.inf, found.similarities)
+            self._known[block] = self.calibration.cohort_mean(others)[:, 0]
+        return self._known[indices]
 
 
 def write_html(

@@ -12,7 +12,7 @@ from PIL import Image
 
 from cbml.bayes import MatchProbability
 from cbml.errors import BadData
-from cbml.gallery import Gallery, Query, SearchOptions, build, list_images, thumbnails
+from cbml.gallery import Gallery, Query, SearchOptions, build, list_images, results, thumbnails
 from cbml.gallery import gallery as search
 from cbml.gallery.layout import _descend, _gradient, _joint, layout
 from cbml.gallery.scores import compare_search, counterparts, worst_queries
@@ -333,7 +333,7 @@ def test_only_images_that_are_shown_are_looked_around(
         again = opened.search(stranger, SearchOptions(k=3)).results
         assert searched == [1, 3, 1]  # the second time they are known
         assert first == again
-        monkeypatch.setattr(search, "COHORTS_UP_TO", 5)
+        monkeypatch.setattr(results, "COHORTS_UP_TO", 5)
         plain = opened.search(stranger, SearchOptions(k=3)).results
         assert searched[3:] == [1]
         assert [one.probability for one in plain] != [one.probability for one in first]

@@ -331,3 +331,88 @@ def test_uploads_beyond_their_number_hear_of_it(gallery: Gallery) -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         full.taken = 0
         assert upload(client, large_png(100)).status_code == 200
+
+
+def test_uploads_that_wait_together_are_embedded_together(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    usual = Gallery.framed_queries
+    release = threading.Event()
+
+    def slow(self: Gallery, framed: Any, signatures: Any) -> Any:
+        sizes.append(len(framed))
+        assert release.wait(60)  # until all others have been decoded
+        return usual(self, framed, signatures)
+
+    monkeypatch.setattr(Gallery, "framed_queries", slow)
+    service, app = service_module.make_service(gallery, hosts={"localhost"})
+    bodies = [image_bytes(300 + number) for number in range(6)]
+
+    async def ask_all() -> list[dict[str, Any]]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            headers = {"content-type": "image/png"}
+
+            async def ask(body: bytes) -> dict[str, Any]:
+                answer = await client.post(f"{API}/search?k=4", content=body, headers=headers)
+                found: dict[str, Any] = answer.json()
+                return found
+
+            asked = [asyncio.create_task(ask(body)) for body in bodies]
+            while sum(sizes) + sum(map(len, service._waiting.values())) < len(bodies):
+                await asyncio.sleep(0.01)
+            release.set()
+            return list(await asyncio.gather(*asked))
+
+    try:
+        answers = asyncio.run(ask_all())
+    finally:
+        service.close()
+    assert sizes == [1, 5]  # the first alone, then all that had come meanwhile
+    monkeypatch.undo()
+    for body, answer in zip(bodies, answers, strict=True):
+        expected = gallery.search(gallery.query(body), SearchOptions(k=4)).results
+        assert [one["id"] for one in answer["results"]] == [one.id for one in expected]
+        gaps = [
+            one["similarity"] - other.similarity
+            for one, other in zip(answer["results"], expected, strict=True)
+        ]
+        assert np.abs(gaps).max() < 1e-5
+
+
+def test_an_error_of_the_model_is_told_to_all_that_wait(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(Gallery, "framed_queries", broken)
+    app = make_app(gallery, hosts={"localhost"})
+    with Client(app) as client:
+        client.headers["host"] = "localhost"
+        for _ in range(2):
+            assert upload(client, image_bytes()).status_code == 500
+        assert client.get(f"{API}/images/1/search").status_code == 200
+
+
+def test_only_as_deep_as_needed(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain search with an upload looks at few images, and finds what a deep one finds."""
+    monkeypatch.setattr(gallery_module, "PROBABLE", 4)
+    depths: list[int] = []
+    usual = gallery.store.search
+
+    def counted(queries: Any, k: int) -> Any:
+        depths.append(k)
+        return usual(queries, k)
+
+    monkeypatch.setattr(gallery.store, "search", counted)
+    query = gallery.query(image_bytes(77))
+    for options in (SearchOptions(k=2), SearchOptions(k=3, hide_duplicates=True)):
+        shallow = gallery.search(query, options)
+        assert depths.pop() == 4 * options.k < len(gallery)
+        assert gallery.respond(query, options, gallery.ranking(query)) == shallow
+        assert depths.pop() == len(gallery)
+    gallery.search(query, SearchOptions(k=2, label="class 1"))
+    gallery.search(gallery.image_query(3), SearchOptions(k=2))
+    assert depths == [len(gallery)] * 2
