@@ -202,6 +202,7 @@ def _print_result(result: "RunResult", as_json: bool) -> None:
     if (folder / "bad_images.csv").exists():
         print(f"  some images cannot be read: {folder / 'bad_images.csv'}")
     if (folder / "clusters.csv").exists():
-        print("  without labels the last model is kept, in model/; clusters.csv names the clusters")
+        last = "" if result.fitted.best_step is not None else "the last model is kept, in model/; "
+        print(f"  without labels {last}clusters.csv names the clusters")
         return
     print(f"  score it:  cbml evaluate {folder}")

@@ -114,7 +114,7 @@ def _held_out(splits: Splits, crop: int) -> PackedDataset | None:
 def unlabeled_parts(config: RunConfig, distributed: Distributed) -> Parts:
     """The parts of a run that learns from clusters, or from every image as its own class.
 
-    There is nothing to choose a model by, so the last one is kept.
+    There is nothing to choose a model by, so the last one is kept unless the method can judge it.
     """
     splits = training_splits(config)
     images = ImageDataset(splits.train.paths)
