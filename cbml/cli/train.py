@@ -240,7 +240,8 @@ def _print_result(result: "RunResult", as_json: bool) -> None:
     if (folder / "bad_images.csv").exists():
         print(f"  some images cannot be read: {folder / 'bad_images.csv'}")
     if (folder / "clusters.csv").exists():
-        print("  without labels the last model is kept, in model/; clusters.csv names the clusters")
+        last = "" if fitted.best_step is not None else "the last model is kept, in model/; "
+        print(f"  without labels {last}clusters.csv names the clusters")
     _print_next(result)
     if fitted.best_step == 0:
         print(

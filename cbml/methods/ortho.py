@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cbml.data import EpochBatches
+from cbml.errors import BadData
 from cbml.index import Index
 from cbml.methods.memory import HeadStart
 from cbml.methods.projection import Projection, angular_factor
@@ -40,7 +41,8 @@ class Ortho(Projection):
     Args:
         alpha: Degrees. 45 in the authors' program.
         margin: Of semi-hard negatives. 0.5 in the authors' program.
-        neighbors: On the graph of the clusters. Ours.
+        neighbors: On the graph of the clusters. Ours: 10 gave 78 clusters of emoji, 3 gave 418, of
+            whose pairs seven times as many were of one class.
         head_start: "random", or "whitened": the principal directions of the features.
         seed: Random seed of R and of the batches.
     """
@@ -50,7 +52,7 @@ class Ortho(Projection):
         *,
         alpha: float = 45.0,
         margin: float = 0.5,
-        neighbors: int = 10,
+        neighbors: int = 3,
         head_start: HeadStart = "random",
         seed: int = 0,
     ) -> None:
@@ -78,9 +80,7 @@ class Ortho(Projection):
     @torch.no_grad()
     def settle(self) -> None:
         """Make the columns of L orthonormal again, and follow with the bias."""
-        turned, upper = torch.linalg.qr(self.projection.T.double())
-        signs = torch.where(upper.diagonal() < 0, -1.0, 1.0)  # so that a good L stays as it is
-        self.projection.copy_((turned * signs).T)
+        self.orthonormalize()
         super().settle()
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
@@ -100,6 +100,11 @@ class Ortho(Projection):
         found = self._clustered(view)
         next_readable = np.searchsorted(readable, np.arange(len(view.batches.images)))
         count = int(found.max()) + 1
+        if count < 2:
+            raise BadData(
+                "--method ortho: all images climb to one mode, which has no negatives; join fewer, "
+                "--set method.neighbors=1"
+            )
         return EpochPlan(
             labels=found[np.minimum(next_readable, len(readable) - 1)],
             batches=batches,

@@ -20,7 +20,7 @@ class Projection(Unlabeled):
     images before the first step.
 
     Args:
-        head_start: "random" or "whitened", how the linear layer starts.
+        head_start: "random", or "whitened": the principal directions of the features.
     """
 
     parts = ("features",)
@@ -49,7 +49,10 @@ class Projection(Unlabeled):
         return weight
 
     def start(self, view: TrainingView) -> None:
-        """Note the mean feature, and let the bias subtract it.
+        """Make the columns of L orthonormal, and let the bias subtract the mean feature.
+
+        A whitening start becomes the principal directions: divided by their deviations they would
+        be far from what either method calls a good L.
 
         Args:
             view: Of the model before its first step.
@@ -57,7 +60,15 @@ class Projection(Unlabeled):
         super().start(view)
         features = image_features(view.model, view.embed)
         self.center.copy_(torch.from_numpy(features.mean(axis=0)))
+        self.orthonormalize()
         self.settle()
+
+    @torch.no_grad()
+    def orthonormalize(self) -> None:
+        """Make the columns of L orthonormal; those of a good L stay as they are."""
+        turned, upper = torch.linalg.qr(self.projection.T.double())
+        signs = torch.where(upper.diagonal() < 0, -1.0, 1.0)
+        self.projection.copy_((turned * signs).T)
 
     @torch.no_grad()
     def settle(self) -> None:

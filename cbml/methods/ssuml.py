@@ -34,7 +34,7 @@ class SSUML(Projection):
         triplets: Drawn from each batch. About 1,000 in the paper.
         orthogonality: The weight of |L'L - I|². 0.5 in the paper.
         train_network: Whether the backbone learns too, which the paper leaves open.
-        head_start: "random" or "whitened", how the linear layer starts.
+        head_start: "random", or "whitened": the principal directions of the features.
         seed: Random seed of the triplets and of S.
     """
 

@@ -186,7 +186,7 @@ def _held_out(
 def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     """The parts of a run that learns from clusters, or from every image as its own class.
 
-    There is nothing to choose a model by, so the last one is kept.
+    There is nothing to choose a model by, so the last one is kept unless the method can judge it.
     """
     distributed, read = start.distributed, start.callback.progress("images read")
     splits = training_splits(config)

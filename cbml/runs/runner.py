@@ -92,8 +92,8 @@ def run(
     """Train a model as a config says, and keep everything in one folder: `cbml train`.
 
     The folder holds run.json, metrics.jsonl, checkpoints/, model/, calibration.json, report.html
-    and, for a run without labels, clusters.csv. Without labels nothing can choose a model, and the
-    last one is kept.
+    and, for a run without labels, clusters.csv. Without labels the last model is kept, unless
+    the method can judge it.
 
     Args:
         config: Every choice.

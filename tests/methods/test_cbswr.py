@@ -1,5 +1,6 @@
 """CBSwR: worked examples, plain loops, its limits, and the decoder's pixels."""
 
+import dataclasses
 import math
 
 import pytest
@@ -64,9 +65,10 @@ def test_one_cluster_and_a_center_on_a_row_stay_finite() -> None:
         assert math.isfinite(on_it.item())
 
 
-def outputs_of(method: CBSwR) -> tuple[Outputs, torch.Tensor]:
+def outputs_of(method: CBSwR, scale: float = 1 / 255) -> tuple[Outputs, torch.Tensor]:
     model = embedder()
-    model.preprocessing = model.preprocessing.with_crop(CROP)
+    plain = model.preprocessing.with_crop(CROP)
+    model.preprocessing = dataclasses.replace(plain, scale=scale)
     method.attach(model)
     pixels = torch.randint(0, 256, (6, 3, CROP, CROP), generator=torch.Generator().manual_seed(0))
     expected = model.preprocessing
@@ -76,9 +78,10 @@ def outputs_of(method: CBSwR) -> tuple[Outputs, torch.Tensor]:
     return found.with_parts(method.teach(images)), pixels / 255
 
 
-def test_the_decoder_is_asked_for_pixels_between_zero_and_one() -> None:
+@pytest.mark.parametrize("scale", [1 / 255, 1.0])
+def test_the_decoder_is_asked_for_pixels_between_zero_and_one(scale: float) -> None:
     method = CBSwR(embedding_size=8, batch_clusters=3)
-    outputs, pixels = outputs_of(method)
+    outputs, pixels = outputs_of(method, scale)
     torch.testing.assert_close(outputs.parts["pixels"], pixels)
     labels = torch.arange(3).repeat_interleave(2)
     step = method(outputs, BatchInfo(labels, labels))

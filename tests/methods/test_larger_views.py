@@ -78,10 +78,10 @@ def test_the_divergence_in_plain_loops() -> None:
 
 def test_pairs_are_mutual_neighbors_and_doubtful_ones_are_left_out() -> None:
     images = torch.tensor([4, 7, 4, 9, 2])
-    nearest = torch.tensor([[7, 1, 2], [4, 9, 0], [7, 1, 2], [3, 7, 5], [8, 6, 5]])
+    nearest = torch.tensor([[7, 1, 2], [4, 9, 0], [7, 1, 2], [3, 7, 5], [4, 6, 5]])
     a, p, b, n = neighbor_pairs(images, nearest, 1)
     positive = set(zip(a.tolist(), p.tolist(), strict=True))
-    # 4 and 7 name each other first; rows 0 and 2 are one image.
+    # 4 and 7 name each other first, 2 names 4 without an answer; rows 0 and 2 are one image.
     assert positive == {(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0)}
     negative = set(zip(b.tolist(), n.tolist(), strict=True))
     # 7 and 9 know each other, 4 names 2: neither is a negative.

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from cbml.data import ImageDataset, TrainTransform
+from cbml.errors import BadData
 from cbml.methods import Ortho
 from cbml.methods.ortho import graph_modes, semi_hard
 from cbml.outputs import Outputs
@@ -121,6 +122,18 @@ def test_clusters_are_found_once_and_the_layer_stays_orthonormal(images: ImageDa
         method.projection @ method.projection.T, torch.eye(8), atol=1e-5, rtol=0
     )
     torch.testing.assert_close(model.head.bias, -method.projection @ method.center)
+
+
+def test_one_cluster_of_all_is_refused(images: ImageDataset) -> None:
+    model = embedder()
+    model.preprocessing = model.preprocessing.with_crop(CROP)
+    batches = build_batches(
+        ImageDataset(images.paths), transform=TrainTransform(crop=CROP), batch_range=(20, 20)
+    )
+    method = Ortho(neighbors=41)
+    method.attach(model)
+    with pytest.raises(BadData, match=r"method\.neighbors"):
+        method.before_epoch(TrainingView(model, batches, Distributed(), step=0, steps=10))
 
 
 @pytest.mark.parametrize("option", ["alpha", "margin", "neighbors"])

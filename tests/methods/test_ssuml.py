@@ -5,13 +5,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from cbml.data import ImageDataset, TrainTransform
 from cbml.errors import BadData
 from cbml.methods import SSUML
 from cbml.methods.ssuml import random_triplets
 from cbml.outputs import Outputs
-from cbml.training import BatchInfo
+from cbml.training import BatchInfo, Distributed, TrainingView, build_batches
 from tests.methods.linear import attached
 from tests.oracles.unlabeled import synthetic_entropy
+from tests.training.small import CROP, embedder
 
 TRIPLET = ([1.0, 0.0], [0.0, 1.0], [0.6, 0.8])
 SYNTHESIS = [[1.0, 0.0, 0.5, 0.0], [0.0, 1.0, 0.0, 0.5]]  # S'
@@ -85,6 +87,18 @@ def test_triplets_are_of_different_rows_and_each_step_has_its_own() -> None:
     assert not torch.equal(found, random_triplets(5, 200, seed=1, step=3))
     with pytest.raises(BadData, match="no triplets"):
         random_triplets(2, 10, seed=0, step=0)
+
+
+def test_a_whitening_start_becomes_orthonormal(images: ImageDataset) -> None:
+    model = embedder()
+    model.preprocessing = model.preprocessing.with_crop(CROP)
+    batches = build_batches(ImageDataset(images.paths), transform=TrainTransform(crop=CROP))
+    method = SSUML(head_start="whitened")
+    method.attach(model)
+    method.start(TrainingView(model, batches, Distributed(), step=0, steps=1))
+    x = torch.rand(5, method.projection.shape[1], generator=torch.Generator().manual_seed(0))
+    terms = method(Outputs(x, {"features": x}), BatchInfo(torch.arange(5), torch.arange(5))).terms
+    assert terms["orthogonality"].item() < 1e-6
 
 
 def test_the_backbone_may_rest() -> None:
