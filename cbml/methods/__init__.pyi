@@ -6,12 +6,15 @@ from .clusters import Labeling as Labeling
 from .clusters import cluster_count as cluster_count
 from .clusters import cluster_labels as cluster_labels
 from .deep_cluster import DeepCluster as DeepCluster
+from .deml import DeML as DeML
 from .exemplar import Exemplar as Exemplar
+from .fusing_net import FusingNet as FusingNet
 from .hdc import HDC as HDC
 from .hdml import HDML as HDML
 from .horde import Horde as Horde
 from .instance_spreading import InstanceSpreading as InstanceSpreading
 from .larger_views import LargerViews as LargerViews
+from .lscm_gnn import LSCMGNN as LSCMGNN
 from .mom import MOM as MOM
 from .nce import NCE as NCE
 from .ortho import Ortho as Ortho

@@ -34,6 +34,7 @@ from cbml.models import (
     Execution,
     add_backbone,
     find_backbone,
+    resolve_head,
     resolve_levels,
 )
 from cbml.runs.config import RunConfig
@@ -116,6 +117,7 @@ def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:
         weights=chosen.weights,
         preprocessing=find_backbone(chosen.backbone).preprocessing.with_crop(chosen.crop),
         heads=asked.heads(chosen.dim),
+        head=asked.head,
         reranker=asked.reranker,
         seed=config.training.seed,
     )
@@ -239,6 +241,7 @@ def check_options(config: RunConfig) -> None:
     method = build_method(config, 2, images=2)
     if isinstance(method, Method):
         resolve_levels(method.heads(config.model.dim), config.model.backbone)
+        resolve_head(method.head, config.model.backbone, config.model.dim)
         check_samples(config, method)
 
 

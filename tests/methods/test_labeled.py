@@ -15,12 +15,22 @@ from tests.training.test_gradients import assert_close, batch
 LABELED = [name for name in METHODS if name not in UNLABELED]
 
 #: Parameters with a row for each class.
-CLASS_VECTORS = {"hdml": ("method.classifier.0.weight", "method.classifier.0.bias")}
+CLASS_VECTORS = {
+    "hdml": ("method.classifier.0.weight", "method.classifier.0.bias"),
+    "fusing_net": ("method.classifier",),
+}
 
 
 def attached(name: str, batch_norm: str = "frozen_statistics") -> tuple[Embedder, Method]:
     method = CASES[name]()
-    model = Embedder("conv4", dim=DIM, heads=method.heads(DIM), batch_norm=batch_norm, seed=1)
+    model = Embedder(
+        "conv4",
+        dim=DIM,
+        heads=method.heads(DIM),
+        head=method.head,
+        batch_norm=batch_norm,
+        seed=1,
+    )
     method.attach(model)
     return model, method
 
@@ -105,4 +115,10 @@ def test_it_learns_classes_that_can_be_told_apart(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in LABELED if CASES[name]().heads(DIM)])
 def test_a_model_without_its_heads_is_refused(name: str) -> None:
     with pytest.raises(BadData, match="build it with heads"):
+        CASES[name]().attach(Embedder("conv4", dim=DIM))
+
+
+@pytest.mark.parametrize("name", [name for name in LABELED if CASES[name]().head])
+def test_a_model_without_its_head_is_refused(name: str) -> None:
+    with pytest.raises(BadData, match="head=method"):
         CASES[name]().attach(Embedder("conv4", dim=DIM))

@@ -19,6 +19,7 @@ from tests.training.small import class_folders
 
 #: Of tiny networks, where a method's own are large.
 SMALL: dict[str, dict[str, Any]] = {"hdc": {"hidden": 16}, "horde": {"width": 32}}
+SMALL |= {"hdml": {"hidden": 16}, "deml": {"hidden": 8}, "fusing_net": {"width": 16}}
 LABELED = [name for name, entry in METHODS.items() if entry.labels == "known"]
 
 
