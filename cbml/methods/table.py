@@ -244,4 +244,19 @@ METHODS: dict[str, MethodEntry] = {
         printed=("PA+DIML",),
         defaults={"model": {"dim": 128}},
     ),
+    "deml": MethodEntry(
+        location="cbml.methods.deml:DeML",
+        title="three attentions over the channels of one map, pushed apart",
+        printed=("DeML",),
+    ),
+    "lscm_gnn": MethodEntry(
+        location="cbml.methods.lscm_gnn:LSCMGNN",
+        title="a reconstruction: embeddings mixed with those of their neighbors, by a network",
+        printed=("LSCM-GNN",),
+    ),
+    "fusing_net": MethodEntry(
+        location="cbml.methods.fusing_net:FusingNet",
+        title="a reconstruction: a histogram of colors joins the features of the network",
+        printed=("Fusing-Net",),
+    ),
 }

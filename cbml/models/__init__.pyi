@@ -13,6 +13,10 @@ from .export import Exported as Exported
 from .export import export_onnx as export_onnx
 from .export import from_hub as from_hub
 from .export import push_to_hub as push_to_hub
+from .head_kinds import ChannelAttention as ChannelAttention
+from .head_kinds import ColorFusion as ColorFusion
+from .head_kinds import HeadKind as HeadKind
+from .head_kinds import resolve_head as resolve_head
 from .heads import POOLINGS as POOLINGS
 from .heads import Head as Head
 from .heads import resolve_levels as resolve_levels

@@ -12,6 +12,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cbml.errors import BadData, DamagedFile, check_choice
 from cbml.models.backbones import find_backbone
+from cbml.models.head_kinds import (
+    AttentionHead,
+    ChannelAttention,
+    FusionHead,
+    HeadKind,
+    head_as_dict,
+    head_of,
+    resolve_head,
+)
 from cbml.models.heads import (
     LAST,
     POOLINGS,
@@ -53,6 +62,7 @@ class Embedder(nn.Module):
             source of the backbone.
         preprocessing: Another size or normalization of the images than the backbone's own.
         heads: sub-embeddings in place of the one linear layer.
+        head: Another head than a linear layer; see `cbml.models.head_kinds`.
         reranker: Name of the reranker that searches with this model use; None for none.
         seed: Random seed of the head's start values, and of the backbone's where no weights are
             loaded.
@@ -68,6 +78,7 @@ class Embedder(nn.Module):
         weights: str | Path = "default",
         preprocessing: Preprocessing | None = None,
         heads: Sequence[Head] = (),
+        head: HeadKind | None = None,
         reranker: str | None = None,
         seed: int = 0,
     ) -> None:
@@ -85,6 +96,7 @@ class Embedder(nn.Module):
             torch.manual_seed(seed)
             self.backbone = row.build(self.pooling)
             self.gem = GeneralizedMean() if self.pooling == "generalized_mean" else None
+            self.head_kind = resolve_head(head, backbone, dim)
             self.head = self._build_head(row.features, heads)
         self.heads, self.reranker = heads, reranker
         self.provenance = load_weights(self.backbone, backbone, weights)
@@ -98,6 +110,12 @@ class Embedder(nn.Module):
             built = Heads(heads, self._widths(features, {head.tap for head in heads}))
             self.dim = _checked_dim(built.dim)
             return built
+        kind = self.head_kind
+        if isinstance(kind, ChannelAttention):
+            channels = self._widths(features, {kind.tap})[kind.tap]
+            return AttentionHead(kind, channels, features, self.dim)
+        if kind is not None:
+            return FusionHead(kind, features, self.dim)
         head = nn.Linear(features, self.dim)
         nn.init.kaiming_normal_(head.weight, mode="fan_out")
         nn.init.zeros_(head.bias)
@@ -119,7 +137,7 @@ class Embedder(nn.Module):
         Args:
             images: Float images as `preprocessing` describes them.
         """
-        if self.heads:
+        if self.heads or self.head_kind is not None:
             return self.forward_outputs(images).embeddings
         features = self.features(images)
         with torch.autocast(images.device.type, enabled=False):
@@ -158,6 +176,15 @@ class Embedder(nn.Module):
                 raw = self.head.raw(features)
                 own = {name: functional.normalize(part, dim=1) for name, part in raw.items()}
                 embeddings = self.head.embedding(own)
+            elif isinstance(self.head, AttentionHead | FusionHead):
+                raw = self.head.raw(features[LAST], images, self.preprocessing)
+                own = {name: functional.normalize(part, dim=1) for name, part in raw.items()}
+                embeddings = self.head.embedding(own)
+                # Of several attentions the first stands for the image.
+                maps, features = (
+                    {place: found[: len(images)] for place, found in each.items()}
+                    for each in (maps, features)
+                )
             else:
                 raw, own = {"": self.head(features[LAST])}, {}
                 embeddings = functional.normalize(raw[""], dim=1)
@@ -191,6 +218,14 @@ class Embedder(nn.Module):
                     maps[tap] = output
 
                 hooks.callback(module.register_forward_hook(keep).remove)
+            head = getattr(self, "head", None)  # not yet there when its width is looked for
+            if isinstance(head, AttentionHead):
+
+                def spread(_: nn.Module, __: object, output: Tensor) -> Tensor:
+                    return head.spread(output)
+
+                module = self.backbone.get_submodule(head.tap)
+                hooks.callback(module.register_forward_hook(spread).remove)
             maps[LAST] = self.backbone(images)
         return maps
 
@@ -245,6 +280,7 @@ class Embedder(nn.Module):
             "preprocessing": self.preprocessing.as_dict(),
             "provenance": self.provenance,
             "heads": [head.as_dict() for head in self.heads],
+            "head": head_as_dict(self.head_kind),
             "reranker": self.reranker,
         }
 
@@ -281,6 +317,7 @@ class Embedder(nn.Module):
                 weights="none",
                 preprocessing=Preprocessing.of(settings["preprocessing"]),
                 heads=[Head.of(plain) for plain in settings["heads"]],
+                head=head_of(settings.get("head")),
                 reranker=settings["reranker"],
             )
 

@@ -104,7 +104,8 @@ class Execution:
             images: (B, 3, H, W), on the model's device.
             parts: Further parts, as for `Embedder.forward_outputs`.
         """
-        if not parts and not getattr(model, "heads", ()):
+        several = getattr(model, "heads", ()) or getattr(model, "head_kind", None)
+        if not parts and not several:
             return Outputs(self.run(model, images))
         with self._context(images.device):
             outputs: Outputs = model.forward_outputs(  # type: ignore[operator]

@@ -75,4 +75,7 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _is_settings(settings: object) -> bool:
     if not isinstance(settings, dict) or not isinstance(settings.get("reranker", 0), str | None):
         return False
-    return {key: type(value) for key, value in settings.items() if key != "reranker"} == _SETTINGS
+    if not isinstance(settings.get("head"), dict | None):
+        return False
+    plain = {key: value for key, value in settings.items() if key not in ("reranker", "head")}
+    return {key: type(value) for key, value in plain.items()} == _SETTINGS

@@ -36,6 +36,7 @@ from cbml.models import (
     Execution,
     add_backbone,
     find_backbone,
+    resolve_head,
     resolve_levels,
 )
 from cbml.runs.config import RunConfig
@@ -136,6 +137,7 @@ def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:
         weights=weights,
         preprocessing=find_backbone(chosen.backbone).preprocessing.with_crop(chosen.crop),
         heads=asked.heads(chosen.dim),
+        head=asked.head,
         reranker=asked.reranker,
         seed=config.training.seed,
     )
@@ -291,6 +293,7 @@ def check_options(config: RunConfig) -> None:
     method = build_method(config, 2, images=2)
     if isinstance(method, Method):
         resolve_levels(method.heads(config.model.dim), config.model.backbone)
+        resolve_head(method.head, config.model.backbone, config.model.dim)
         check_samples(config, method)
 
 

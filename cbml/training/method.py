@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cbml.data import Batches, EpochBatches
 from cbml.errors import BadData
-from cbml.models import Embedder, Head
+from cbml.models import Embedder, Head, HeadKind
 from cbml.outputs import Outputs
 from cbml.training.batches import embed_indices
 from cbml.training.distributed import Distributed
@@ -159,6 +159,8 @@ class Method(nn.Module):
     judged_by: tuple[str, ...] = ()
     #: The reranker that a model trained by this method names, a key of `cbml.index.RERANKERS`.
     reranker: str | None = None
+    #: Another head of the model than a linear layer; see `cbml.models.head_kinds`.
+    head: HeadKind | None = None
     #: Fewest images of a class in a batch that it can learn from.
     fewest_samples: int = 1
 
@@ -199,6 +201,8 @@ class Method(nn.Module):
                 f"{type(self).__name__}: the model has no head {sorted(missing)[0]!r}; build it "
                 "with heads=method.heads(dim)"
             )
+        if self.head is not None and type(model.head_kind) is not type(self.head):
+            raise BadData(f"{type(self).__name__}: build the model with head=method.head")
         self._attached = (model,)
 
     def parameter_groups(self) -> list[ParameterGroup]:

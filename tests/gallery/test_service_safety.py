@@ -1,5 +1,6 @@
 """Tokens, origins, updates while serving, replaced files, uploads that must not starve searches."""
 
+import asyncio
 import concurrent.futures
 import io
 import socket
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -16,14 +18,15 @@ from PIL import Image
 
 from cbml.errors import BadData, DamagedFile, FolderInUse
 from cbml.files import locked
-from cbml.gallery import Gallery, remove_images, write_near_duplicates
+from cbml.gallery import Gallery, SearchOptions, remove_images, write_near_duplicates
+from cbml.gallery import gallery as gallery_module
 from cbml.gallery import service as service_module
 from cbml.gallery.decoding import DecodingFailed, ImageDecoder
 from cbml.gallery.middleware import is_loopback
 from cbml.gallery.service import make_app
 from tests.gallery import small
 from tests.gallery.asgi import Client
-from tests.gallery.asking import API, message, upload
+from tests.gallery.asking import API, image_bytes, message, upload
 
 TOKEN = "a token of this test"
 

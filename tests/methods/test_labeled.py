@@ -19,7 +19,10 @@ LABELED = [name for name in METHODS if name not in UNLABELED]
 #: Streams of batches that train different parameters.
 STREAMS = {"divide_conquer": range(3), "d_and_c": range(4), "mic": range(2)}
 #: Parameters with a row for each class, which change places when classes do, by their last names.
-PER_CLASS = ("class_beta", "beta", "proxies", "classifier.0.weight", "classifier.0.bias")
+PER_CLASS = (
+    *("class_beta", "beta", "proxies", "classifier"),
+    *("classifier.0.weight", "classifier.0.bias"),
+)
 #: Rows of these belong together: an order is one of groups of so many.
 GROUPED = {"smart_mining": 3}
 #: Another order of the rows draws other pairs from the same generator.
@@ -39,7 +42,14 @@ def batch(name: str) -> tuple[Tensor, Tensor]:
 
 def attached(name: str, batch_norm: str = "frozen_statistics") -> tuple[Embedder, Method]:
     method = CASES[name]()
-    model = Embedder("conv4", dim=DIM, heads=method.heads(DIM), batch_norm=batch_norm, seed=1)
+    model = Embedder(
+        "conv4",
+        dim=DIM,
+        heads=method.heads(DIM),
+        head=method.head,
+        batch_norm=batch_norm,
+        seed=1,
+    )
     method.attach(model)
     for key, parameter in model.named_parameters():
         # Relations begin without any weight, and there may be none.
@@ -162,4 +172,10 @@ def test_it_learns_classes_that_can_be_told_apart(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in LABELED if CASES[name]().heads(DIM)])
 def test_a_model_without_its_heads_is_refused(name: str) -> None:
     with pytest.raises(BadData, match="build it with heads"):
+        CASES[name]().attach(Embedder("conv4", dim=DIM))
+
+
+@pytest.mark.parametrize("name", [name for name in LABELED if CASES[name]().head])
+def test_a_model_without_its_head_is_refused(name: str) -> None:
+    with pytest.raises(BadData, match="head=method"):
         CASES[name]().attach(Embedder("conv4", dim=DIM))

@@ -1,5 +1,7 @@
 """The formulas of methods once more, literally, in plain loops over lists of numbers."""
 
+from collections.abc import Callable
+from colorsys import rgb_to_hsv
 from math import dist, exp, floor, log
 
 from tests.oracles.baselines import Matrix, cosines, dot, mean, softplus, unit
@@ -208,3 +210,37 @@ def agreement(
         guess = unit([dot(row, hidden) + bias for row, bias in zip(second, c, strict=True)])
         squares += [(one * other) ** 2 for one, other in zip(t, guess, strict=True)]
     return -mean(squares)
+
+
+def decoupling(first: Matrix, second: Matrix) -> float:
+    """The hinge of DeML that pushes two embeddings of an image apart."""
+    hinges = [max(0.0, 2.0 - dist(u, v)) ** 2 for u, v in zip(first, second, strict=True)]
+    return mean(hinges) / 2.0
+
+
+def activity(x: Matrix, w: Matrix) -> float:
+    """The weight term of DeML."""
+    outputs = [dot(row, features) ** 2 for features in x for row in w]
+    return mean(outputs) + mean([(dot(row, row) - 1.0) ** 2 for row in w]) / 2.0
+
+
+def neighbor_mix(z: Matrix, count: int, edge: Callable[[int, int], float]) -> Matrix:
+    """The embeddings of LSCM-GNN, from unit rows and the weight of each edge."""
+    found = []
+    for i, row in enumerate(z):
+        others = sorted((j for j in range(len(z)) if j != i), key=lambda j: (-dot(row, z[j]), j))
+        total = list(row)
+        for j in others[:count]:
+            total = [a + edge(i, j) * b for a, b in zip(total, z[j], strict=True)]
+        length = dot(total, total) ** 0.5
+        found.append([value / length for value in total])
+    return found
+
+
+def hsv_bin(red: int, green: int, blue: int, bins: tuple[int, int, int]) -> int:
+    """The bin of a color, by the standard library's conversion."""
+    shares = rgb_to_hsv(red / 255.0, green / 255.0, blue / 255.0)
+    place = 0
+    for share, count in zip(shares, bins, strict=True):
+        place = place * count + min(count - 1, floor(share * count + 1e-9))
+    return place

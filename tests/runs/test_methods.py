@@ -22,6 +22,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "hdc": {"hidden": 16},
     "horde": {"width": 32},
     "mic": {"clusters": 5},
+    "hdml": {"hidden": 16},
+    "deml": {"hidden": 8},
+    "fusing_net": {"width": 16},
 }
 LABELED = [name for name, entry in METHODS.items() if entry.labels == "known"]
 

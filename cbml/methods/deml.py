@@ -1,0 +1,104 @@
+"""DeML: several attentions over the channels of one map, each an embedding, pushed apart."""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cbml.losses import LOSSES, check_number
+from cbml.models import ChannelAttention
+from cbml.outputs import Outputs
+from cbml.training import BatchInfo, Method, StepLoss
+
+
+class DeML(Method):
+    """Decoupled attentions with a binomial deviance each (Chen and Deng 2019).
+
+    With u_j the unit vectors of attention j of J, W the layer that they share, d its rows, and x
+    the features of the first attention, which take no gradient here:
+
+        L_bin = 1/J Σ_j (mean_P softplus(-α (s_j - β)) + mean_N softplus(α C (s_j - β)))
+        L_dec = Σ_{j<k} 1/(2B) Σ_i max(0, 2 - |u_j,i - u_k,i|)²
+        L_act = 1/(B d) Σ_i |W x_i|² + 1/(2d) Σ_r (|row r of W|² - 1)²
+        loss  = L_bin + λ_dec L_dec + λ_act L_act
+
+    This is one stream of the authors' three, which see the image, a crop of it and a crop of the
+    crop by a network each.
+
+    Args:
+        attentions: J. 3, from the authors' program, as all numbers here.
+        hidden: Channels within an attention. 64.
+        tap: Where the attentions stand: "low" or "middle", a level of the backbone. The authors'
+            place, behind inception 4b of GoogLeNet, lies between the two.
+        scale: α. 2.
+        threshold: β. 0.5.
+        negative_cost: C. 35.
+        decoupling: λ_dec. 0.2.
+        activity: λ_act. 0.014.
+    """
+
+    parts = ("features",)
+
+    def __init__(
+        self,
+        *,
+        attentions: int = 3,
+        hidden: int = 64,
+        tap: str = "middle",
+        scale: float = 2.0,
+        threshold: float = 0.5,
+        negative_cost: float = 35.0,
+        decoupling: float = 0.2,
+        activity: float = 0.014,
+    ) -> None:
+        super().__init__()
+        self.head = ChannelAttention(tap=tap, count=attentions, hidden=hidden)
+        self.pair_loss = LOSSES["binomial_deviance"](
+            scale=scale, threshold=threshold, negative_cost=negative_cost
+        )
+        self.decoupling = check_number(decoupling, "decoupling", at_least=0.0)
+        self.activity = check_number(activity, "activity", at_least=0.0)
+
+    def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
+        """The losses of the attentions, and what keeps them apart.
+
+        Args:
+            outputs: With the parts of the attentions, and the features of the first.
+            batch: Labels of the rows.
+        """
+        rows = [part for name, part in outputs.parts.items() if name.startswith("attention_")]
+        apart = [decoupled(*pair) for pair in itertools.combinations(rows, 2)]
+        weight = self.model.get_parameter("head.linear.weight")
+        terms = {
+            "binomial": torch.stack([self.pair_loss(each, batch.labels) for each in rows]).mean(),
+            "decoupling": torch.stack(apart).sum() if apart else rows[0].new_zeros(()),
+            "activity": active(outputs.parts["features"].detach(), weight),
+        }
+        total = terms["binomial"] + self.decoupling * terms["decoupling"]
+        return StepLoss(total + self.activity * terms["activity"], terms)
+
+
+def decoupled(first: Tensor, second: Tensor) -> Tensor:
+    """1/(2B) Σ_i max(0, 2 - |u_i - v_i|)².
+
+    Args:
+        first: Unit vectors u. (B, d)
+        second: Unit vectors v, perhaps narrower. (B, d')
+    """
+    second = functional.pad(second, (0, first.shape[1] - second.shape[1]))
+    # Equal vectors have no direction to leave each other in.
+    distance = (first - second).square().sum(dim=1).clamp(min=1e-12).sqrt()
+    return (2.0 - distance).clamp(min=0.0).square().mean() / 2.0
+
+
+def active(features: Tensor, weight: Tensor) -> Tensor:
+    """L_act.
+
+    Args:
+        features: x. (B, C)
+        weight: W. (d, C)
+    """
+    outputs = nn.functional.linear(features, weight)
+    lengths = weight.square().sum(dim=1)
+    return outputs.square().mean() + (lengths - 1.0).square().mean() / 2.0
