@@ -74,7 +74,7 @@ class RunResult:
             "validation_start": self.fitted.start_score,
             "validation_last": self.fitted.last_score,
             "stopped_early": self.fitted.stopped_early,
-            "rates": self.fitted.learning_rates,
+            "learning_rates": self.fitted.learning_rates,
             "test": self.test,
             "test_start": self.test_start,
         }

@@ -261,7 +261,7 @@ class Trainer:
         """What run.json says of a new run."""
         return self.state.describe() | {
             "steps": self.steps,
-            "rates": self.learning_rates,
+            "learning_rates": self.learning_rates,
             "environment": self.environment,
             "execution": self.execution.as_dict(),
             "test_evaluations": 0,
@@ -305,7 +305,7 @@ class Trainer:
                 "step": step,
                 "epoch": self.batches.sampler.epoch,
                 **result.metrics(),
-                "rates": rates,
+                "learning_rates": rates,
                 "seconds": round(time.monotonic() - self.started, 3),
             }
         )

@@ -150,9 +150,9 @@ def test_hooks_are_called_when_promised(unbroken: tuple[Path, Embedder, Toy]) ->
 def test_plans_are_followed_and_groups_rest(unbroken: tuple[Path, Embedder, Toy]) -> None:
     lines = [line for line in read_metrics(unbroken[0]) if "loss" in line]
     assert [line["epoch"] for line in lines] == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3, 3]
-    resting = [line["step"] for line in lines if line["rates"]["backbone"] == 0]
+    resting = [line["step"] for line in lines if line["learning_rates"]["backbone"] == 0]
     assert resting == [4, 5, 6, 7, 11, 12]
-    late = [line["rates"]["regressor"] for line in lines]
+    late = [line["learning_rates"]["regressor"] for line in lines]
     assert late == pytest.approx([0, 0] + [3e-3] * 10)
     plans = [line["plan"] for line in read_metrics(unbroken[0]) if "plan" in line]
     assert plans == [{"streams": 2}] * 2

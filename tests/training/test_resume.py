@@ -197,7 +197,7 @@ def test_only_the_newest_checkpoints_stay(images: ImageDataset, tmp_path: Path) 
 
 def test_the_record_says_what_was_done(unbroken: tuple[Path, dict[str, Tensor]]) -> None:
     record = read_record(unbroken[0])
-    assert record["rates"] == {"backbone": 1e-4, "head": 1e-4}
+    assert record["learning_rates"] == {"backbone": 1e-4, "head": 1e-4}
     assert record["settings"]["clip_norm"] == 2.0
     assert record["environment"]["threads"] == torch.get_num_threads()
     assert record["model"]["batch_norm"] == "trained"

@@ -81,7 +81,7 @@ def test_every_loss_with_parameters_is_trained(tmp_path: Path) -> None:
 def test_rates_are_recorded_as_they_are(tmp_path: Path) -> None:
     settings = Settings(steps=3, schedule="step", drop_at=1, learning_rate=1e-3)
     run_small(make_images(tmp_path / "p"), tmp_path / "run", settings)
-    rates = [line["rates"]["head"] for line in read_metrics(tmp_path / "run")]
+    rates = [line["learning_rates"]["head"] for line in read_metrics(tmp_path / "run")]
     assert rates == pytest.approx([1e-3, 1e-4, 1e-4])
 
 
