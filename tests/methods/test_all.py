@@ -178,7 +178,7 @@ def train(
             steps=steps,
             checkpoint_every=1,
             optimizer=optimizer,
-            learning_rate=1e-3,
+            learning_rate=1e-3 if optimizer == "adam" else 1e-4,
             chunk_size=chunk_size,
         ),
         run=Run(folder, resume=resume),

@@ -84,7 +84,7 @@ def test_worked_example_of_the_routing() -> None:
     assert float(errors.detach().mean()) == pytest.approx(1.15625)
     found = loss_of(method, features, units, torch.tensor([0, 1]))
     alone = [loss(units[k][[k]], torch.tensor([k])) for k, loss in enumerate(method.branch_losses)]
-    assert float(found.terms["branches"]) == pytest.approx(float(sum(alone)), rel=1e-6)
+    assert found.terms["branches"].item() == pytest.approx(sum(alone).item(), rel=1e-6)
 
 
 def loss_of(method: Method, features: Tensor, branches: list[Tensor], labels: Tensor):  # type: ignore[no-untyped-def]
@@ -130,7 +130,7 @@ def test_plain_loops_give_the_same_loss() -> None:
     whole = method.whole_loss._loss.proxies.tolist()
     expected += 10 * baseline_proxies.proxy_anchor(outputs.embeddings.tolist(), y, whole, 0.2, 64.0)
     expected += np.mean(errors)
-    assert float(found.total) == pytest.approx(expected, rel=1e-5)
+    assert found.total.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_margin_losses_take_the_place_of_the_proxies() -> None:
@@ -142,7 +142,7 @@ def test_margin_losses_take_the_place_of_the_proxies() -> None:
     found = method(outputs, BatchInfo(labels, torch.arange(COUNT)))
     listed = list(zip(*(part.tolist() for part in triplets), strict=True))
     expected = baselines.margin(outputs.embeddings.tolist(), labels.tolist(), listed)
-    assert float(found.terms["whole"]) == pytest.approx(expected, rel=1e-5)
+    assert found.terms["whole"].item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", [ProxyAnchorDRML, MarginDRML])
