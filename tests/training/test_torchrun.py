@@ -92,6 +92,7 @@ def jobs() -> Iterator[list[Job]]:
             job.child.kill()
         for process in job.orphans():
             process.kill()
+        job.child.wait()
 
 
 def words(folder: Path, out: Path) -> list[str]:
