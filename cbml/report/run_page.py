@@ -32,6 +32,14 @@ _SETTINGS = (
     *("execution", "data", "environment"),
 )
 _SHOWN_ALARMS = 20
+# What may lie beside the page, for links.
+_FILES = {
+    "analysis/analysis.html": "analysis of the similarities",
+    "run.json": "settings and scores",
+    "metrics.jsonl": "every step",
+    "calibration.json": "match probabilities",
+    "model/manifest.json": "the model",
+}
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,7 @@ def write_run_page(
         queries=queries,
         classes=classes,
         next_commands=next_commands,
+        files=[(name, text) for name, text in _FILES.items() if (path.parent / name).exists()],
         settings=_settings(record),
     )
 
