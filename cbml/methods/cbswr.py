@@ -160,8 +160,10 @@ class CBSwR(InstanceSpreading):
 
     def _reconstruction(self, means: Tensor, clusters: Tensor, pixels: Tensor) -> Tensor:
         """How far the images are from what the mean map of their cluster looks like."""
-        made = functional.interpolate(self.decoder(means), size=pixels.shape[2:], mode="nearest")
-        return (made[clusters] - pixels).square().mean()
+        # A row for each image: of one cluster with a map of one place a batch norm has no variance.
+        made = self.decoder(means[clusters])
+        made = functional.interpolate(made, size=pixels.shape[2:], mode="nearest")
+        return (made - pixels).square().mean()
 
 
 def _decoder(channels: int) -> nn.Module:

@@ -99,6 +99,18 @@ def test_without_reconstruction_there_is_no_decoder() -> None:
     assert set(method(outputs, BatchInfo(labels, labels)).terms) == {"metric", "clustering"}
 
 
+def test_a_batch_in_one_cluster_can_be_rebuilt() -> None:
+    method = CBSwR(embedding_size=8, batch_clusters=3)
+    outputs, _ = outputs_of(method)
+    with torch.no_grad():
+        method.classifier.weight.zero_()
+        method.classifier.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
+    labels = torch.arange(3).repeat_interleave(2)
+    step = method(outputs, BatchInfo(labels, labels))
+    step.total.backward()
+    assert all(term.isfinite() for term in step.terms.values())
+
+
 def test_dropout_follows_from_the_step() -> None:
     method = CBSwR(embedding_size=2, batch_clusters=3)
     first, again, other = (method.scores(X, step) for step in (1, 1, 2))
