@@ -112,7 +112,7 @@ def _options(
 def program_name() -> str:
     """How to call this program again from where the user stands, for lines to copy."""
     called = Path(sys.argv[0])
-    if called.name == "__main__.py":  # python -m cbml
+    if called.parts[-2:] == ("cbml", "__main__.py"):  # python -m cbml
         return f"{_short(sys.executable)} -m cbml"
     return _short(sys.argv[0]) if called.name == "cbml" and called.exists() else "cbml"
 

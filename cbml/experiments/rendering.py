@@ -3,6 +3,7 @@
 Each scale, dataset and model selection has a table of its own.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -264,12 +265,16 @@ def as_markdown(table: Table, blocks: Sequence[Block]) -> str:
     """
     parts = [f"### {table.name}", "", f"{table.title}."]
     for block in blocks:
-        parts += ["", f"**{block.title[0].upper()}{block.title[1:]}**", "", *_grid(block)]
-        if not block.same_images and any(line.published for line in block.lines):
+        parts += ["", f"**{block.title[0].upper()}{block.title[1:]}**", ""]
+        ours, published = _apart(block)
+        parts += _grid(ours)
+        if published is not None:
             parts += [
                 "",
                 "The paper's numbers are for its own images, network and length of training: "
                 "compare the order within one network, not the values.",
+                "",
+                *_grid(published),
             ]
         reasons: dict[str, list[str]] = {}
         for method, reason in block.without.items():
@@ -282,12 +287,25 @@ def as_markdown(table: Table, blocks: Sequence[Block]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def _apart(block: Block) -> tuple[Block, Block | None]:
+    """The block, and what is published of it where that is of other images: no row holds both."""
+    if block.same_images or not any(line.ours and line.published for line in block.lines):
+        return block, None
+    ours = [dataclasses.replace(line, published={}) for line in block.lines if line.ours]
+    published = [dataclasses.replace(line, ours={}) for line in block.lines if line.published]
+    once = {(line.label, line.network): line for line in published}  # of each row, changed or not
+    return (
+        dataclasses.replace(block, lines=tuple(ours)),
+        dataclasses.replace(block, lines=tuple(once.values())),
+    )
+
+
 def _grid(block: Block) -> list[str]:
     ours = any(line.ours for line in block.lines)
     printed = [c for c in block.columns if any(c in line.published for line in block.lines)]
     heads = ["row", *(["seeds", "rate", *block.columns] if ours else [])]
     networks = {line.network for line in block.lines if line.network}
-    several = ours and not block.same_images and len(networks) > 1
+    several = not block.same_images and len(networks) > 1
     heads += [*(["paper's network"] if several else []), *(f"paper {column}" for column in printed)]
     rule = ["---"] + ["---:"] * (len(heads) - 1)
     lines = ["| " + " | ".join(heads) + " |", "|" + "|".join(rule) + "|"]

@@ -1,0 +1,83 @@
+"""Peak memory of `cbml train`, with chunks as they are chosen by default and without.
+
+Each form trains on generated photos in a process of its own, two steps and two validations, and its
+largest resident set is compared with the estimate that the plan prints. At 227 pixels and 120
+images a batch, the default must stay within 3 GB.
+
+    python benchmarks/memory.py                   EfficientNet-Lite0 at 227, batches of 120
+    python benchmarks/memory.py --crop 128        another size
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+CLASSES, SAMPLES = 15, 8
+FORMS = {"default": (), "whole batch": ("--set", "chunk_size=0")}
+
+_CHILD = """
+import resource, sys
+from cbml.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code, end.code
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def make_photos(folder: Path, side: int) -> Path:
+    """Enough classes for a batch after some are kept for the test and for validation."""
+    random = np.random.default_rng(0)
+    for name in range(3 * CLASSES):
+        (folder / f"class-{name}").mkdir(parents=True)
+        for number in range(SAMPLES):
+            small = Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+            small.resize((side, side)).save(folder / f"class-{name}" / f"{number}.jpg")
+    return folder
+
+
+def peak(photos: Path, out: Path, *words: str) -> tuple[float, float, int]:
+    """Bytes that a training took, bytes that its plan expected, and the size of its chunks."""
+    batch = [f"classes_per_batch={CLASSES}", f"samples_per_class={SAMPLES}", "steps=2"]
+    options = [part for text in batch for part in ("--set", text)]
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, "train", str(photos), "--out", str(out), *options, *words],
+        env={**os.environ, "CBML_CACHE": str(out.parent / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    plan = json.loads((out / "run.json").read_text())["plan"]
+    return float(done.stdout.split()[-1]), plan["peak_bytes"], plan["chunk_size"]
+
+
+def main() -> None:
+    """Print both forms."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--crop", type=int, default=227)
+    crop = parser.parse_args().crop
+    with tempfile.TemporaryDirectory() as scratch:
+        photos = make_photos(Path(scratch) / "photos", crop + 32)
+        for number, (form, words) in enumerate(FORMS.items()):
+            out = Path(scratch) / f"run-{number}"
+            taken, expected, chunk = peak(photos, out, "--crop", str(crop), *words)
+            cut = f"chunks of {chunk}" if chunk else "in one pass"
+            print(
+                f"{form:<12} {crop} pixels, batches of {CLASSES * SAMPLES} {cut:<13} peak "
+                f"{taken / 1e9:.2f} GB, expected {expected / 1e9:.2f} GB",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

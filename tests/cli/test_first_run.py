@@ -1,0 +1,176 @@
+"""What a first run says: spelling before torch, the start's scores, the lines that lead on."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cbml.cli import main, program_name
+from cbml.progress import duration
+from cbml.training import read_record
+from tests.training.small import class_folders
+
+SMALL = [
+    *("--backbone", "conv4", "--crop", "16", "--steps", "2"),
+    *("--set", "dim=8", "--set", "validate_every=1"),
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return class_folders(tmp_path / "images")
+
+
+def run(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1 min"), (754, "13 min"), (5460, "1 h 31 min")],
+)
+def test_times_are_said_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "x", "--loss", "cmbl"],
+        ["train", "x", "--backbone", "resnet5"],
+        ["train", "x", "--method", "hcd"],
+        ["train", "x", "--set", "learnig_rate=1"],
+        ["train", "x", "--set", "precision=float8"],
+        ["train", "x", "--minutes", "3", "--steps", "4"],
+        ["train", "x", "--start", "run", "--backbone", "conv4"],
+        ["train", "x", "--minutes", "0"],
+    ],
+)
+def test_spelling_is_checked_before_torch_is_imported(words: list[str]) -> None:
+    program = (
+        "import sys\nfrom cbml.cli import main\n"
+        f"try:\n    main({words!r})\nexcept SystemExit as end:\n"
+        "    print(end.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["2", "False"], done.stdout + done.stderr
+
+
+def test_the_help_lists_losses_and_backbones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("proxy_anchor", "multi_similarity", "bn_inception"))
+
+
+def test_the_end_shows_both_scores_and_leads_on(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a run"
+    assert run(["train", str(folder), *SMALL, "--out", str(out), "--test"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    record = read_record(out)
+    tested = next(line for line in lines if line.startswith("  test recall@1 "))
+    assert f"{record['test']['recall@1']:.4f}" in tested
+    assert tested.endswith(f"start {record['test_start']['recall@1']:.4f}")
+    assert any(f"look at it:  {out / 'report.html'}" in line for line in lines)
+    assert any(f"index '{out}' {folder} --out '{out / 'gallery'}'" in line for line in lines)
+    assert any(f"serve '{out / 'gallery'}' --open" in line for line in lines)
+    assert run(["evaluate", str(out), "--test", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["start"] == record["test_start"]
+    assert set(found["classes"]) <= {path.name for path in folder.iterdir()}
+    of_classes = [row["recall@1"] for row in found["classes"].values()]
+    assert of_classes == sorted(of_classes), "the worst first"
+    assert "<h2>Classes</h2>" in (out / "report.html").read_text()
+
+
+def test_a_training_that_did_not_help_says_so_in_its_last_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    harm = ["--set", "learning_rate=3", "--set", "validation=0.6"]
+    assert run(["train", str(folder), *SMALL, *harm, "--out", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert read_record(out)["best_step"] == 0
+    assert lines[-1].startswith("TRAINING DID NOT IMPROVE ON THE START")
+    assert any("(start " in line and "last step " in line for line in lines)
+    assert "Training did not improve on the start" in (out / "report.html").read_text()
+
+
+def test_two_runs_are_compared(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert run(["train", str(folder), *SMALL, "--out", str(one), "--test"]) == 0
+    assert run(["train", str(folder), *SMALL, "--out", str(two), "--loss", "proxy_anchor"]) == 0
+    capsys.readouterr()
+    assert run(["compare", str(one), str(two), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["settings"]["loss.name"] == ["cbml", "proxy_anchor"]
+    assert "model.dim" not in found["settings"]
+    assert found["scores"]["test recall@1"][1] is None
+    assert found["scores"]["held-out map@r"][0] is not None
+    assert run(["compare", str(one), str(two)]) == 0
+    assert "proxy_anchor" in capsys.readouterr().out
+    assert run(["compare", str(one), str(tmp_path)]) == 3
+
+
+def test_ctrl_c_is_answered_at_once(folder: Path, tmp_path: Path) -> None:
+    words = ["train", str(folder), *SMALL, "--steps", "100000", "--out", str(tmp_path / "run")]
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from cbml.cli import main; main()", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while child.poll() is None and not (metrics.exists() and '"loss"' in metrics.read_text()):
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    said = child.communicate(timeout=120)[1]
+    assert "stopping after this step; again to stop now" in said
+    assert child.returncode == 130
+
+
+def test_lines_to_copy_work_from_where_the_user_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "env" / "bin" / "cbml"
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/bin/sh\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    assert program_name() == os.path.join("env", "bin", "cbml")
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert program_name() == "cbml"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/cbml/__main__.py"])
+    monkeypatch.setattr(sys, "executable", str(script.parent / "python"))
+    assert program_name() == "env/bin/python -m cbml"
+
+
+def test_data_check_ends_with_the_next_command_and_its_minutes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["data", "check", str(folder)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert f"cbml train {folder}    # about 10 minutes" in shown[-1]
+    assert any("few to learn from" in line for line in shown)
+    assert run(["data", "check", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["minutes"] == 10
