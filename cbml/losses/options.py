@@ -66,7 +66,9 @@ def check_count(value: int, name: str, *, at_least: int = 1) -> int:
     """The value as an int, if it is a whole number and not too small.
 
     Args:
-        name: the argument's name, for the error.
+        value: The value that was given.
+        name: Name of the argument, for the error.
+        at_least: The smallest number allowed.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be a whole number, got {value!r}")

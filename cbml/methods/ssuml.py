@@ -96,7 +96,13 @@ class SSUML(Projection):
         return StepLoss(terms["entropy"] + self.orthogonality * terms["orthogonality"], terms)
 
     def entropy(self, first: Tensor, second: Tensor, third: Tensor) -> Tensor:
-        """The mean entropy of five hypotheses about triplets of features, (T, C) each."""
+        """The mean entropy of five hypotheses about triplets of features.
+
+        Args:
+            first: First of each triplet. (T, C)
+            second: Second of each triplet. (T, C)
+            third: Third of each triplet. (T, C)
+        """
         cases = [
             self._angular(first, second, third),
             self._angular(first, third, second),

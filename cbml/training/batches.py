@@ -120,6 +120,12 @@ def fitted_sizes(
     With fewer than 15 classes all of them are in every batch, each with so many images that the
     batch keeps its size, but not with more than half of the classes have. What the user gives
     stays as it is, whether it can be had or not.
+
+    Args:
+        sizes: Number of images of each class.
+        processes: Number of processes that share a batch.
+        classes: Number of classes that the user gave, if any.
+        images: Number of images of a class that the user gave, if any.
     """
     chosen = min(CLASSES_PER_BATCH, len(sizes)) if classes is None else classes
     if images is not None:
