@@ -38,15 +38,22 @@ def make_photos(folder: Path, side: int) -> Path:
     random = np.random.default_rng(0)
     for name in range(3 * CLASSES):
         (folder / f"class-{name}").mkdir(parents=True)
+        colors = random.integers(0, 200, (8, 8, 3))
         for number in range(SAMPLES):
-            small = Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+            noisy = colors + random.integers(0, 56, colors.shape)
+            small = Image.fromarray(noisy.astype(np.uint8))
             small.resize((side, side)).save(folder / f"class-{name}" / f"{number}.jpg")
     return folder
 
 
 def peak(photos: Path, out: Path, *words: str) -> tuple[float, float, int]:
     """Bytes that a training took, bytes that its plan expected, and the size of its chunks."""
-    batch = [f"classes_per_batch={CLASSES}", f"samples_per_class={SAMPLES}", "steps=2"]
+    batch = [
+        f"classes_per_batch={CLASSES}",
+        f"samples_per_class={SAMPLES}",
+        "steps=2",
+        "parameters=given",
+    ]
     options = [part for text in batch for part in ("--set", text)]
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, "train", str(photos), "--out", str(out), *options, *words],
@@ -56,7 +63,7 @@ def peak(photos: Path, out: Path, *words: str) -> tuple[float, float, int]:
         check=False,
     )
     if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
+        raise SystemExit(f"{done.stderr[-2000:]}\nexit code {done.returncode}")
     plan = json.loads((out / "run.json").read_text())["plan"]
     return float(done.stdout.split()[-1]), plan["peak_bytes"], plan["chunk_size"]
 

@@ -183,7 +183,11 @@ def split_notes(splits: Splits, *, test: float, validation: float) -> list[str]:
     parts = splits.parts().values()
     whole = len({name for part in parts for name in part.class_names})
     images = sum(len(part) for part in parts)
-    if splits.train.labels is not None and (whole < _FEW_CLASSES or images < _FEW_IMAGES):
+    if (
+        splits.train.labels is not None
+        and validation
+        and (whole < _FEW_CLASSES or images < _FEW_IMAGES)
+    ):
         notes.append(
             f"{images:,} images of {whole} classes are few to learn from; a pretrained network may "
             "search them as well without training:  cbml index efficientnet_lite0 IMAGES --out "
