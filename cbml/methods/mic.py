@@ -119,7 +119,7 @@ class MIC(Method):
         Args:
             dim: Width of each; 128 in the paper's tables.
         """
-        return (Head(name="class", dim=dim), Head(name="shared", dim=dim, weight=0.0))
+        return (Head(name="classes", dim=dim), Head(name="shared", dim=dim, weight=0.0))
 
     def attach(self, model: Embedder) -> None:
         """Refuse a backbone whose first stage is not known.
@@ -213,18 +213,18 @@ class MIC(Method):
         """The loss of a batch of classes or of clusters.
 
         Args:
-            outputs: With the parts "class" and "shared".
+            outputs: With the parts "classes" and "shared".
             batch: Labels of the rows, classes or clusters as the stream says.
         """
         shared = batch.stream == SHARED
-        rows = outputs.parts["shared" if shared else "class"]
+        rows = outputs.parts["shared" if shared else "classes"]
         beta = (self.shared_beta if shared else self.class_beta)[batch.labels]
         pairs = sampled_pairs(rows, batch, Draws(batch, self.seed), near=self.near)
         terms = {"margin": margin_loss(rows, *pairs, beta=beta, margin=self.margin)}
         total = terms["margin"]
         if self.adversary_weight:
             terms["adversary"] = decorrelation(
-                outputs.parts["shared"], outputs.parts["class"], self.adversary
+                outputs.parts["shared"], outputs.parts["classes"], self.adversary
             )
             total = total + self.adversary_weight * terms["adversary"]
         return StepLoss(total, terms)

@@ -160,7 +160,11 @@ class PADS(Method):
         size = sampler.classes_per_batch * sampler.samples_per_class
         seed = (self.seed, view.epoch)
         plan = batches_of(rest, labels[rest], sampler, size=size, seed=seed)
-        return EpochPlan(batches=EpochBatches(plan), metadata={"held_back": len(held)})
+        return EpochPlan(
+            batches=EpochBatches(plan),
+            metadata={"held_back": len(held)},
+            text=f"{len(rest)} images to train on, {len(held)} held back for the policy",
+        )
 
     def _held_back(self, view: TrainingView) -> Indices:
         """Images that are not trained on, by class and seed alone."""

@@ -10,6 +10,7 @@ A head may also mix others: then f_k has their outputs beside x_k; see `cbml.mod
 
 import dataclasses
 import itertools
+import keyword
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -118,8 +119,11 @@ class Head:
     mixing: str = ""
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
-            raise BadData(f"head {self.name!r}: a name has letters, digits and underscores alone")
+        if not self.name.isidentifier() or keyword.iskeyword(self.name):  # as torch.export demands
+            raise BadData(
+                f"head {self.name!r}: a name has letters, digits and underscores alone, and is no "
+                "keyword of Python"
+            )
         if min(self.dim, *self.hidden, 65_536) < 1 or max(self.dim, *self.hidden, 1) > 65_536:
             raise BadData(f"head {self.name!r}: layers have between 1 and 65536 numbers")
         if not (math.isfinite(self.weight) and self.weight >= 0):

@@ -105,7 +105,7 @@ def test_one_positive_and_one_negative_of_each_anchor_are_drawn() -> None:
     )
     labels = [0, 0, 0, 1, 1, 2]
     counts = torch.zeros(6, 6)
-    for step in range(3000):
+    for step in range(1000):
         batch = info(labels, step)
         positives, negatives = sampled_pairs(rows, batch, Draws(batch, 3), near=0.5)
         assert positives.anchors.tolist() == negatives.anchors.tolist() == [0, 1, 2, 3, 4]
@@ -113,9 +113,9 @@ def test_one_positive_and_one_negative_of_each_anchor_are_drawn() -> None:
             assert all((labels[i] == labels[j]) is same for i, j in listed(pairs))
             assert not any(i == j for i, j in listed(pairs))
             for i, j in listed(pairs):
-                counts[i, j] += 1 / 3000
-    assert counts[0, 1:3].tolist() == pytest.approx([0.5, 0.5], abs=0.04)
+                counts[i, j] += 1 / 1000
+    assert counts[0, 1:3].tolist() == pytest.approx([0.5, 0.5], abs=0.06)
     table = distance_table(rows)
     powers = [math.exp(stages.log_inverse_density(float(table[0, j]), 4, 0.5)) for j in (3, 4, 5)]
     expected = [power / sum(powers) for power in powers]
-    assert counts[0, 3:].tolist() == pytest.approx(expected, abs=0.04)
+    assert counts[0, 3:].tolist() == pytest.approx(expected, abs=0.06)

@@ -120,16 +120,16 @@ def test_negatives_are_drawn_evenly_over_distances_and_hardly_from_afar() -> Non
     rows = torch.stack([angles.cos(), angles.sin(), torch.zeros(6), torch.zeros(6)], dim=1)
     labels = [0, 0, 1, 1, 2, 2]
     table, counts = distance_table(rows), torch.zeros(6, 6)
-    for step in range(3000):
+    for step in range(1000):
         batch = info(labels, step)
         positives, negatives = weighted_pairs(rows, batch, Draws(batch, 1), near=0.5, far=1.4)
         assert len(listed(positives)) == len(listed(negatives)) == 6, "as many as positives"
         for i, j in listed(negatives):
             assert labels[i] != labels[j]
-            counts[i, j] += 1 / 3000
+            counts[i, j] += 1 / 1000
     powers = [math.exp(stages.log_inverse_density(float(table[0, j]), 4, 0.5)) for j in (2, 3, 4)]
     expected = [power / sum(powers) for power in powers]
-    assert counts[0, 2:5].tolist() == pytest.approx(expected, abs=0.04)
+    assert counts[0, 2:5].tolist() == pytest.approx(expected, abs=0.06)
     assert float(table[0, 5]) > 1.4
     assert float(counts[0, 5]) < 0.002
 

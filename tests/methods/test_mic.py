@@ -103,7 +103,7 @@ def test_a_map_becomes_four_by_four_places() -> None:
 def outputs_of(seed: int) -> Outputs:
     generator = torch.Generator().manual_seed(seed)
     rows = [functional.normalize(torch.randn(9, 8, generator=generator), dim=1) for _ in range(2)]
-    return Outputs(rows[0], {"class": rows[0], "shared": rows[1]})
+    return Outputs(rows[0], {"classes": rows[0], "shared": rows[1]})
 
 
 @pytest.mark.parametrize("stream", [CLASS, SHARED])
@@ -112,13 +112,13 @@ def test_each_stream_has_its_embedding_its_labels_and_its_betas(stream: int) -> 
     method.class_beta.data.copy_(torch.linspace(0.6, 1.6, CLASSES))
     method.shared_beta.data.copy_(torch.linspace(1.5, 0.5, 5))
     batch = BatchInfo(torch.arange(9) // 2, torch.arange(9), stream)
-    rows = outputs.parts["shared" if stream else "class"]
+    rows = outputs.parts["shared" if stream else "classes"]
     pairs = sampled_pairs(rows, batch, Draws(batch, 0), near=0.5)
     assert len(listed(pairs[0])) == 8, "one for each anchor that has a positive"
     beta = (method.shared_beta if stream else method.class_beta)[batch.labels].tolist()
     margin = stages.margin(rows.tolist(), *map(listed, pairs), beta, 0.2)
     found = method(outputs, batch)
-    parts = [outputs.parts[name] for name in ("shared", "class")]
+    parts = [outputs.parts[name] for name in ("shared", "classes")]
     apart = float(decorrelation(*parts, method.adversary).detach())
     assert float(found.total.detach()) == pytest.approx(margin + 3.0 * apart, rel=1e-5)
 
@@ -130,7 +130,7 @@ def test_without_an_adversary_a_class_step_trains_its_layer_alone() -> None:
     batch = BatchInfo(torch.arange(9) // 3, torch.arange(9), CLASS)
     method(model.forward_outputs(pixels), batch).total.backward()
     reached = {name for name, p in model.named_parameters() if p.grad is not None}
-    assert "head.class.0.weight" in reached
+    assert "head.classes.0.weight" in reached
     assert not any(name.startswith("head.shared") for name in reached)
     method = made()
     method(model.forward_outputs(pixels), batch).total.backward()
@@ -211,7 +211,7 @@ def test_the_embedding_is_that_of_classes() -> None:
     pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         outputs: Outputs = model.forward_outputs(pixels)
-    part: Tensor = outputs.parts["class"]
+    part: Tensor = outputs.parts["classes"]
     torch.testing.assert_close(outputs.embeddings, part)
 
 

@@ -89,10 +89,10 @@ def plane(angles: list[float]) -> Outputs:
 def drawn(method: PADS, outputs: Outputs, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """How often each row was the positive and the negative of each other."""
     counts = torch.zeros(2, len(labels), len(labels))
-    for step in range(3000):
+    for step in range(1000):
         batch = BatchInfo(labels, torch.arange(len(labels)), step=step)
         for number, pairs in enumerate(method.pairs(outputs.embeddings, batch)):
-            counts[number, pairs.anchors, pairs.others] += 1 / 3000
+            counts[number, pairs.anchors, pairs.others] += 1 / 1000
     return counts[0], counts[1]
 
 
@@ -105,12 +105,12 @@ def test_negatives_come_by_the_histogram_and_positives_evenly() -> None:
     positives, negatives = drawn(method, outputs, labels)
     for row in range(5):
         chances = stages.histogram_chances(table[row].tolist(), edges, weights)
-        assert negatives[row].tolist() == pytest.approx(chances, abs=0.04)
-    assert positives[0].tolist() == pytest.approx([0.5, 0.5, 0, 0, 0], abs=0.04), "itself too"
+        assert negatives[row].tolist() == pytest.approx(chances, abs=0.06)
+    assert positives[0].tolist() == pytest.approx([0.5, 0.5, 0, 0, 0], abs=0.06), "itself too"
     method = made(own_class=False)
     method.weights.fill_(1.0)
     _, negatives = drawn(method, outputs, labels)
-    assert negatives[0].tolist() == pytest.approx([0, 0, 1 / 3, 1 / 3, 1 / 3], abs=0.04)
+    assert negatives[0].tolist() == pytest.approx([0, 0, 1 / 3, 1 / 3, 1 / 3], abs=0.06)
 
 
 def test_the_loss_is_the_margin_of_the_drawn_pairs() -> None:
