@@ -37,13 +37,13 @@ class CBSwR(InstanceSpreading):
     logistic function can reach; the authors' are not. pool(G_c) is the mean of the pooled features.
 
     Args:
+        embedding_size: D.
         temperature: T. 0.1 in the authors' program.
         batch_clusters: K. 32 in the authors' summary, 100 in their program.
         own_cluster: Whether the first sum has the own cluster too.
         metric_weight: 0.9 in the authors' program.
         clustering_weight: 0.3 in the authors' program.
         reconstruction_weight: 0.001 in the authors' program; 0 is their CBS, without a decoder.
-        embedding_size: D.
         neighbor_probability: As for ISIF. 0.5 in the authors' program on CUB.
         head_start: "random" or "whitened", how the linear layer starts.
         seed: Random seed of the classifier, the decoder and the dropout.
@@ -152,7 +152,12 @@ class CBSwR(InstanceSpreading):
         return StepLoss(torch.stack(weighted).sum(), terms)
 
     def scores(self, x: Tensor, step: int) -> Tensor:
-        """y, how far each row belongs to each cluster. (B, K)"""
+        """y, how far each row belongs to each cluster. (B, K)
+
+        Args:
+            x: Unit embeddings. (B, D)
+            step: Of the run; it decides the dropout.
+        """
         normed = self.norm(x)
         chance = np.random.default_rng([self.seed, step]).random(tuple(normed.shape))
         kept = torch.from_numpy(chance < _KEPT).to(x) / _KEPT  # the same in every process

@@ -139,7 +139,14 @@ class Ortho(Projection):
     def triplet_loss(
         self, x: Tensor, anchors: Tensor, positives: Tensor, negatives: Tensor
     ) -> Tensor:
-        """The loss of triplets of unit features x (B, C), given by their rows, (T,) each."""
+        """The loss of some triplets.
+
+        Args:
+            x: Unit features. (B, C)
+            anchors: Their rows. (T,)
+            positives: Likewise.
+            negatives: Likewise.
+        """
         weight = self.projection
         a, p, n = x[anchors], x[positives], x[negatives]
         middle = (a + p) / 2

@@ -96,7 +96,13 @@ class SSUML(Projection):
         return StepLoss(terms["entropy"] + self.orthogonality * terms["orthogonality"], terms)
 
     def entropy(self, first: Tensor, second: Tensor, third: Tensor) -> Tensor:
-        """The mean entropy of five hypotheses about triplets of features, (T, C) each."""
+        """The mean entropy of five hypotheses about triplets.
+
+        Args:
+            first: Unit features, x1. (T, C)
+            second: x2.
+            third: x3.
+        """
         cases = [
             self._angular(first, second, third),
             self._angular(first, third, second),
