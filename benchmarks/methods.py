@@ -10,6 +10,7 @@ both alike.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 
@@ -54,7 +55,7 @@ def seconds_per_step(config: RunConfig, images: ImageDataset) -> float:
         callback=clock,
     )
     times = clock.times[WARM - 1 :]
-    return statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
+    return statistics.median(b - a for a, b in itertools.pairwise(times))
 
 
 def config_of(method: str | None, quick: bool) -> RunConfig:

@@ -25,7 +25,8 @@ class Outputs:
 
     def __post_init__(self) -> None:
         for name, part in self.parts.items():
-            if len(part) != len(self.embeddings):
+            # Not by len, which would tie an exported model to one number of images.
+            if part.shape[0] != self.embeddings.shape[0]:
                 raise ValueError(
                     f"part {name!r} has {len(part)} rows, the embeddings have "
                     f"{len(self.embeddings)}: give one row per image"
