@@ -35,6 +35,14 @@ def verb(
         bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:CLASS",
+            help="The method of your own that the run was trained by, if it refines embeddings.",
+            show_default=False,
+        ),
+    ] = None,
     backbone: OwnBackbone = None,
 ) -> None:
     """Score a model: Recall@K, MAP@R, R-precision, NMI and AMI.
@@ -56,7 +64,12 @@ def verb(
     use_backbone(backbone)
     chosen = "test" if test else split
     found = evaluate_run(
-        run, data, split=chosen, allow_partial=allow_partial, callback=ProgressCallback()
+        run,
+        data,
+        split=chosen,
+        allow_partial=allow_partial,
+        method=method,
+        callback=ProgressCallback(),
     )
     facts = found.as_dict()
     if as_json:
@@ -71,4 +84,7 @@ def verb(
     if len(found.classes) > 1:
         print(f"worst classes by recall@1 (--json lists all): {', '.join(worst)}")
     for name, value in facts["conditions"].items():
-        print(f"  {name.replace('_', ' ')}: {value:,}")
+        print(f"  {name.replace('_', ' ')}: {'yes' if value is True else f'{value:,}'}")
+    if found.plain is not None:
+        recall = found.plain.metrics["recall@1"]
+        print(f"  recall@1 of the model's own embeddings: {recall:.4f}")

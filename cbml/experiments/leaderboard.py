@@ -284,5 +284,7 @@ class _Line:
         rates = ", ".join(f"{rate:g}" for rate in self.rates)
         seconds = "–" if self.seconds is None else f"{self.seconds:.2f}"
         recall = self.recall or "broke off"
-        cells = (self.name, self.seeds, rates, recall, self.precision or "–", seconds)
+        note = METHODS[self.name].note if self.name in METHODS else ""
+        name = f"{self.name} ({note})" if note else self.name
+        cells = (name, self.seeds, rates, recall, self.precision or "–", seconds)
         return " | ".join(map(str, cells))

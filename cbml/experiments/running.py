@@ -20,7 +20,14 @@ from cbml.experiments.jobs import (
 from cbml.experiments.sources import Sources
 from cbml.files import locked, write_json
 from cbml.models import Embedder
-from cbml.runs import RunConfig, load_splits, note_test_evaluation, score_split, use_backbone
+from cbml.runs import (
+    RunConfig,
+    load_refinement,
+    load_splits,
+    note_test_evaluation,
+    score_split,
+    use_backbone,
+)
 from cbml.runs import run as train
 from cbml.training import Callback, NonFiniteError, read_metrics, read_record
 
@@ -155,12 +162,13 @@ def _run(job: Job, folder: Path, sources: Sources, callback: Callback) -> Outcom
         write_json(folder / "scores.json", broken)
         return "failed"
     splits = load_splits(config)
+    refiner = load_refinement(folder, config.method.name)
     known = {"packages": package_versions()} | _known_scores(folder)
     scores: dict[str, Any] = known | {"validation": _best_validation(folder)}
     for split in job.scored:
         if split not in scores:
             callback.on_message(f"scoring {split} images")
-            found = score_split(model, splits, split, recall_at=_RECALL_AT)
+            found = score_split(model, splits, split, recall_at=_RECALL_AT, refiner=refiner)
             scores[split] = found.metrics
             if split == "test":
                 note_test_evaluation(folder, found)

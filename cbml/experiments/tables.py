@@ -145,7 +145,9 @@ def _comparison(table: str, *, pretrained: bool = True) -> tuple[Row, ...]:
             changes = {"method": {"name": _METHOD_OF[key[1]]}}
         else:
             continue
-        rows.append(published_row(key, merged(changes, start), pretrained=pretrained))
+        row = published_row(key, merged(changes, start), pretrained=pretrained)
+        note = METHODS[_METHOD_OF[key[1]]].note if key[1] in _METHOD_OF else ""
+        rows.append(dataclasses.replace(row, method=f"{key[1]} ({note})") if note else row)
     return tuple(rows)
 
 

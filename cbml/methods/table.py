@@ -20,6 +20,7 @@ class MethodEntry:
         title: One line that describes it.
         printed: Names under which the paper's tables print it.
         has_loss: Whether it is built around a loss that users may choose.
+        note: What must stand beside its name wherever it appears, such as "reconstruction".
         labels: The `--labels` with which it learns: "known", "none" where it finds clusters, or
             "each" where every image is a class of its own.
         defaults: Fields of a run's config that it starts with, by section, where the method's
@@ -30,6 +31,7 @@ class MethodEntry:
     title: str
     printed: tuple[str, ...] = ()
     has_loss: bool = False
+    note: str = ""
     labels: Literal["known", "none", "each"] = "known"
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -253,10 +255,12 @@ METHODS: dict[str, MethodEntry] = {
         location="cbml.methods.lscm_gnn:LSCMGNN",
         title="a reconstruction: embeddings mixed with those of their neighbors, by a network",
         printed=("LSCM-GNN",),
+        note="reconstruction, transductive",
     ),
     "fusing_net": MethodEntry(
         location="cbml.methods.fusing_net:FusingNet",
         title="a reconstruction: a histogram of colors joins the features of the network",
         printed=("Fusing-Net",),
+        note="reconstruction",
     ),
 }

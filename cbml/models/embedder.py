@@ -182,7 +182,7 @@ class Embedder(nn.Module):
                 embeddings = self.head.embedding(own)
                 # Of several attentions the first stands for the image.
                 maps, features = (
-                    {place: found[: len(images)] for place, found in each.items()}
+                    {place: found[: images.shape[0]] for place, found in each.items()}
                     for each in (maps, features)
                 )
             else:

@@ -147,7 +147,7 @@ class AttentionHead(nn.Module):
     ) -> dict[str, Tensor]:
         """What each attention gives before the division by its length."""
         del images, preprocessing
-        rows = self.linear(features).chunk(len(self.attentions))
+        rows = self.linear(features).unflatten(0, (len(self.attentions), -1)).unbind(0)
         return {
             f"attention_{number}": part[:, :width]
             for number, (part, width) in enumerate(zip(rows, self.widths, strict=True), start=1)
@@ -205,7 +205,7 @@ def color_histogram(
     colors = ((images.float() * std + mean) / preprocessing.scale).round().clamp(0.0, 255.0)
     colors = colors.flatten(2).flip(1) if preprocessing.order == "BGR" else colors.flatten(2)
     place = bin_of(colors, bins)  # (B, H W)
-    counts = torch.zeros(len(images), bins[0] * bins[1] * bins[2], device=images.device)
+    counts = torch.zeros(images.shape[0], bins[0] * bins[1] * bins[2], device=images.device)
     counts = counts.scatter_add(1, place, torch.ones_like(place, dtype=counts.dtype))
     return functional.normalize((counts / place.shape[1]).sqrt().sqrt(), dim=1)
 

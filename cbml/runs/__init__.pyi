@@ -3,6 +3,7 @@ from .analysis import analyze_run as analyze_run
 from .analysis_page import analysis_tables as analysis_tables
 from .build import build_batches as build_batches
 from .build import build_execution as build_execution
+from .build import build_method as build_method
 from .build import build_model as build_model
 from .build import build_run_loss as build_run_loss
 from .build import check_options as check_options
@@ -31,6 +32,7 @@ from .names import list_methods as list_methods
 from .old_records import with_current_names as with_current_names
 from .overrides import parse_overrides as parse_overrides
 from .overrides import with_overrides as with_overrides
+from .refinement import load_refinement as load_refinement
 from .report import write_demo_report as write_demo_report
 from .resume import resumed_config as resumed_config
 from .runner import RunResult as RunResult

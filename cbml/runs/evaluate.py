@@ -21,10 +21,12 @@ from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_model, load_splits
 from cbml.runs.config import RunConfig
 from cbml.runs.folder import model_folder, recorded_config
+from cbml.runs.refinement import load_refinement, refined
 from cbml.runs.report import report_run
 from cbml.training import (
     Callback,
     Distributed,
+    Method,
     embed_dataset,
     embed_dataset_outputs,
     read_record,
@@ -48,6 +50,8 @@ class Evaluation:
         scores: What `cbml.evaluate` gave.
         start: Scores of the model before the training; None but for the test of a run.
         classes: Recall@1 and MAP@R of each class, by name; empty without labels.
+        plain: The same of the model's own embeddings, where `scores` are those of embeddings that
+            the method of the run refined, which is transductive; else None.
     """
 
     run: Path
@@ -56,18 +60,23 @@ class Evaluation:
     scores: Scores
     start: Mapping[str, float] | None = None
     classes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    plain: Scores | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The scores by names such as "recall@1", and their conditions, ready for JSON."""
         named = {"run": str(self.run), "data": self.data, "split": self.split}
         scores, conditions = self.scores.metrics, score_conditions(self.scores)
-        return {
+        found: dict[str, Any] = {
             **named,
             "scores": scores,
             "start": self.start,
             "conditions": conditions,
             "classes": self.classes,
         }
+        if self.plain is not None:
+            found["plain"] = self.plain.metrics
+            conditions["transductive"] = True
+        return found
 
 
 def evaluate_run(
@@ -76,6 +85,7 @@ def evaluate_run(
     *,
     split: str | None = None,
     allow_partial: bool = False,
+    method: str | None = None,
     callback: Callback | None = None,
 ) -> Evaluation:
     """Score the model of a run: `cbml evaluate`.
@@ -88,6 +98,8 @@ def evaluate_run(
         split: "train", "validation", "test", or "all" for every image; None for validation, train
             where nothing was held out, or all of `data`.
         allow_partial: Accept an incomplete dataset.
+        method: "package.module:Class", where the run was trained by a method of your own that
+            refines embeddings.
         callback: Hears what is scored.
     """
     run = Path(run)
@@ -98,18 +110,23 @@ def evaluate_run(
     chosen = split or (usual if data is None else "all")
     callback = callback or Callback()
     callback.on_message(f"scoring {chosen} images of {config.data.source}")
-    found = score_split(model, splits, chosen, callback=callback)
+    refiner = load_refinement(run, method)
+    embedded = embed_split(model, splits, chosen, callback=callback)
+    plain = None if refiner is None else evaluate_by(model, embedded)
+    found = evaluate_by(model, refined(refiner, embedded))
     own = data is None and (run / "run.json").exists()
     start = _start_scores(run, config, splits, callback) if own and chosen == "test" else None
     if own and chosen in ("test", "all"):
-        note_test_evaluation(run, found if chosen == "test" else None, start=start)
+        tested = chosen == "test"
+        shown = (found, plain) if tested else (None, None)
+        note_test_evaluation(run, shown[0], start=start, plain=shown[1])
     elif data is not None and shows_test_images(run, _paths(splits, chosen)):
         note_test_evaluation(run)
     if own and (chosen in ("test", "all") or not (run / "report.html").exists()):
         report_run(run, model, splits, callback)
     known = read_record(run).get("test_start") if own and chosen == "test" else None
     classes = class_scores(found, _names(splits, chosen))
-    return Evaluation(run, config.data.source, chosen, found, known, classes)
+    return Evaluation(run, config.data.source, chosen, found, known, classes, plain)
 
 
 def _names(splits: Splits, split: str) -> Sequence[str]:
@@ -278,6 +295,7 @@ def score_split(
     split: str,
     *,
     recall_at: Sequence[int] | None = None,
+    refiner: Method | None = None,
     distributed: Distributed | None = None,
     callback: Callback | None = None,
 ) -> Scores:
@@ -288,10 +306,11 @@ def score_split(
         splits: The images.
         split: "train", "validation", "test", or "all" for every image.
         recall_at: As for `cbml.evaluate`; None for its default.
+        refiner: Refines the embeddings first, as `load_refinement` gives it.
         distributed: The processes that share the work.
         callback: Hears how far it has come.
     """
-    embedded = embed_split(model, splits, split, distributed, callback)
+    embedded = refined(refiner, embed_split(model, splits, split, distributed, callback))
     return evaluate_by(model, embedded, recall_at=recall_at)
 
 
@@ -311,6 +330,7 @@ def note_test_evaluation(
     reliability: Mapping[str, Any] | None = None,
     *,
     start: Scores | None = None,
+    plain: Scores | None = None,
 ) -> None:
     """Count an evaluation of the test classes in run.json, with its scores.
 
@@ -319,12 +339,15 @@ def note_test_evaluation(
         scores: Of the test classes; None where they were mixed with others.
         reliability: How far match probabilities held there; None where it was not asked.
         start: Scores of the model before the training; None leaves those that are known.
+        plain: Scores of the model's own embeddings, where those above are transductive.
     """
     facts: dict[str, Any] = {}
     if scores is not None:
         facts |= {"test": scores.metrics, "test_conditions": score_conditions(scores)}
     if start is not None:
         facts["test_start"] = start.metrics
+    if plain is not None:
+        facts["test_plain"] = plain.metrics
     if reliability is not None:
         facts["test_reliability"] = dict(reliability)
     with locked(folder, wait=_TURN):

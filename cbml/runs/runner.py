@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
 from cbml.bayes import MatchProbability, check_results
 from cbml.data import Batches, ImageDataset, Splits
 from cbml.errors import BadData
 from cbml.files import write_csv
 from cbml.models import Embedder
-from cbml.outputs import Outputs
 from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_execution, build_model, use_backbone, with_start
 from cbml.runs.config import RunConfig
@@ -25,13 +22,13 @@ from cbml.runs.folder import hold_run
 from cbml.runs.loss_parameters import with_chosen_parameters
 from cbml.runs.names import check_names
 from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts
+from cbml.runs.refinement import refined, save_refinement
 from cbml.runs.report import report_run
 from cbml.runs.resume import FREE, check_same_run
 from cbml.training import (
     Callback,
     Distributed,
     Fitted,
-    Method,
     ProgressCallback,
     Run,
     embed_dataset,
@@ -145,7 +142,7 @@ def _fit(parts: Parts, run: Run, distributed: Distributed, callback: Callback) -
         shown = callback.progress("held-out images embedded")
         embeddings = embed_for_search(candidate, held_out, distributed, shown)
         found = QueryGallery.of(embeddings, held_out.images.known_labels)
-        return evaluate_by(candidate, _refined(parts.method, found), clustering=False).metrics
+        return evaluate_by(candidate, refined(parts.method, found), clustering=False).metrics
 
     return fit(
         parts.model,
@@ -160,20 +157,6 @@ def _fit(parts: Parts, run: Run, distributed: Distributed, callback: Callback) -
     )
 
 
-def _refined(method: nn.Module, embedded: QueryGallery) -> QueryGallery:
-    """Embeddings as the method refines those of a whole set, queries and gallery together."""
-    if not isinstance(method, Method) or type(method).refine is Method.refine:
-        return embedded
-    queries, gallery = embedded.embeddings, embedded.gallery_embeddings
-    whole = queries if gallery is None else np.concatenate([queries, gallery])
-    with torch.no_grad():
-        found = method.refine(Outputs(torch.from_numpy(whole))).float().cpu().numpy()
-    searched = None if gallery is None else found[len(queries) :]
-    return dataclasses.replace(
-        embedded, embeddings=found[: len(queries)], gallery_embeddings=searched
-    )
-
-
 def _finish(
     folder: Path,
     parts: Parts,
@@ -183,7 +166,10 @@ def _finish(
     callback: Callback,
 ) -> tuple[Metrics | None, Metrics | None]:
     """What follows the training. The model is safe by now: only the test may fail the run."""
-    model = parts.model
+    model, train = parts.model, parts.splits.train
+    if distributed.is_main_process and parts.config.data.labels == "known":
+        classes, images = len(train.class_names), len(train)
+        save_refinement(folder, parts.method, classes=classes, images=images)
     with _optional(callback, "calibration.json", f"cbml analyze {folder}"):
         _calibrate(folder, parts, distributed)
     scores = before = None
@@ -207,8 +193,9 @@ def _test(
 ) -> tuple[Metrics, Metrics | None]:
     """Scores on the test images, of the model that was kept and of the one it started from."""
     embedded = embed_split(parts.model, parts.splits, "test", distributed, callback)
-    embedded = _refined(parts.method, embedded)
-    found, before = evaluate_by(parts.model, embedded), None
+    mixed = refined(parts.method, embedded)
+    plain = None if mixed is embedded else evaluate_by(parts.model, embedded)
+    found, before = evaluate_by(parts.model, mixed), None
     with _optional(callback, "test scores of the start", f"cbml evaluate {folder} --test"):
         if fitted.best_step == 0:
             before = found
@@ -219,8 +206,8 @@ def _test(
     if distributed.is_main_process:
         reliability = None
         with _optional(callback, "check of the probabilities", f"cbml analyze {folder} --test"):
-            reliability = _reliability(folder, embedded)
-        note_test_evaluation(folder, found, reliability, start=before)
+            reliability = _reliability(folder, mixed)
+        note_test_evaluation(folder, found, reliability, start=before, plain=plain)
     return found.metrics, None if before is None else before.metrics
 
 

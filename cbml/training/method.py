@@ -277,6 +277,11 @@ class Method(nn.Module):
         del view
         return {}
 
+    @property
+    def refines(self) -> bool:
+        """Whether embeddings of a set depend on each other."""
+        return type(self).refine is not Method.refine
+
     def refine(self, outputs: Outputs) -> Tensor:
         """Embeddings of a whole evaluated set, where they depend on each other. (N, D)
 

@@ -60,6 +60,8 @@ class TrainingState:
         self.best_tie: float | None = None
         self.best_step: int | None = None
         self.best_weights: dict[str, Tensor] | None = None
+        # Of a method that has a part in the scores.
+        self.best_method: dict[str, Tensor] | None = None
         self.validations_without_gain = 0
         self.skipped_in_a_row = 0
         self._digest: str | None = None
@@ -84,6 +86,8 @@ class TrainingState:
         if better:
             self.best_score, self.best_tie, self.best_step = score, tie, self.step
             self.best_weights = _copied(self.model.state_dict())
+            if self.method.refines:
+                self.best_method = _copied(self.method.state_dict())
         gained = better and now > before
         self.validations_without_gain = 0 if gained else self.validations_without_gain + 1
         return better
@@ -121,6 +125,7 @@ class TrainingState:
         further: dict[str, Mapping[str, Tensor]] = {"random": generators}
         if self.best_weights is not None and self.best_step != self.step:
             further["best"] = self.best_weights
+            further["best_method"] = self.best_method or {}
         labels = self.batches.images.labels
         if self.batches.relabeled and labels is not None:
             further["labels"] = {"images": torch.tensor(labels)}
@@ -167,6 +172,9 @@ class TrainingState:
         self.best_tie = saved["best_tie"]
         best = checkpoint.part("model" if self.best_step == self.step else "best")
         self.best_weights = None if self.best_step is None else best
+        if self.best_step is not None and self.method.refines:
+            part = "method" if self.best_step == self.step else "best_method"
+            self.best_method = checkpoint.part(part)
         self.validations_without_gain = saved["validations_without_gain"]
         self.skipped_in_a_row = saved["skipped_in_a_row"]
 

@@ -379,6 +379,8 @@ class Trainer:
         self._save()
         if state.best_weights is not None:
             self.model.load_state_dict(state.best_weights)
+        if state.best_method is not None:
+            self.method.load_state_dict(state.best_method)
         if self.records.writes and folder is not None:
             if state.best_step is None:
                 self.model.save(folder / "model")

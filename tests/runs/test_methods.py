@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cbml.cli import main
-from cbml.errors import BadData
+from cbml.errors import BadData, DamagedFile
 from cbml.evaluation import evaluate
 from cbml.methods import METHODS
 from cbml.models import Embedder
@@ -125,3 +125,35 @@ def test_embeddings_are_refined_where_a_run_evaluates(source: str, tmp_path: Pat
         expected = evaluate(on_a_circle(len(images)), images.known_labels).metrics
         assert found["map@r"] == pytest.approx(expected["map@r"])
         assert 0 < expected["map@r"] < 1
+
+
+def test_refined_scores_are_found_again_and_marked(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(source, "lscm_gnn").replace(training={"steps": 3, "validate_every": 1})
+    result = run(config, tmp_path / "run", test=True, callback=Callback())
+    found = evaluate_run(tmp_path / "run", split="test")
+    assert found.plain is not None
+    assert found.scores.metrics == pytest.approx(result.test)
+    record = read_record(tmp_path / "run")
+    assert record["test_plain"] == pytest.approx(found.plain.metrics)
+    assert found.as_dict()["conditions"]["transductive"] is True
+    validated = evaluate_run(tmp_path / "run", split="validation").scores.metrics
+    assert validated["map@r"] == pytest.approx(result.fitted.best_score), "of the best step"
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(tmp_path / "run")])
+    assert "transductive: yes" in capsys.readouterr().out
+    file = next(path for path in (tmp_path / "run" / "method").iterdir() if "safe" in path.name)
+    file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    with pytest.raises(DamagedFile):
+        evaluate_run(tmp_path / "run", split="test")
+
+
+def test_a_refining_method_of_ones_own_must_be_given_again(source: str, tmp_path: Path) -> None:
+    name = f"{__name__}:Refined"
+    config = config_of(source, "hdc").replace(method={"name": name, "options": {}})
+    run(config, tmp_path / "run", callback=Callback())
+    with pytest.raises(BadData, match=f"repeat it: --method {name}"):
+        evaluate_run(tmp_path / "run", split="test")
+    found = evaluate_run(tmp_path / "run", split="test", method=name)
+    assert found.plain is not None
