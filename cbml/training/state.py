@@ -92,6 +92,13 @@ class TrainingState:
         self.validations_without_gain = 0 if gained else self.validations_without_gain + 1
         return better
 
+    def restore_best(self) -> None:
+        """Load the weights of the best step, those of a method that refines too."""
+        if self.best_weights is not None:
+            self.model.load_state_dict(self.best_weights)
+        if self.best_method is not None:
+            self.method.load_state_dict(self.best_method)
+
     def describe(self) -> dict[str, Any]:
         """What is trained, on which batches and how, as plain values."""
         sampler: Any = self.batches.sampler

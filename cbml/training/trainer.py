@@ -377,10 +377,7 @@ class Trainer:
         """Give the model the weights that were best, and save it."""
         state, folder = self.state, self.records.folder
         self._save()
-        if state.best_weights is not None:
-            self.model.load_state_dict(state.best_weights)
-        if state.best_method is not None:
-            self.method.load_state_dict(state.best_method)
+        state.restore_best()
         if self.records.writes and folder is not None:
             if state.best_step is None:
                 self.model.save(folder / "model")
