@@ -22,8 +22,9 @@ from tests.methods.test_all import CASES, CROP, embedder, train
 from tests.training import children
 
 STEPS = 5
-#: Taps of other depths; streams and heads; a head of training alone; an optimizer of its own.
-KINDS = ("hdc", "divide_conquer", "mic", "pads")
+#: Taps of other depths; streams and heads; a head of training alone; an optimizer of its own;
+#: a head of another kind.
+KINDS = ("hdc", "divide_conquer", "mic", "pads", "deml")
 MEMBERS = [
     name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in METHODS
 ]

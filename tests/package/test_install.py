@@ -104,4 +104,4 @@ def test_the_readme_shows_the_two_commands() -> None:
     readme = (ROOT / "README.md").read_text()
     assert "make demo" in readme
     assert "make test" in readme
-    assert len(readme.splitlines()) <= 200
+    assert len(readme.splitlines()) <= 160
