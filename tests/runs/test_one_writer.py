@@ -18,7 +18,7 @@ from tests.training.small import class_folders
 
 PROGRAM = [sys.executable, "-c", "from cbml.cli import main; main()"]
 LINE = "{}: another process is writing here; try again when it has finished"
-ENDLESS = ["--steps", "1000000", "--set", "checkpoint_every=1000000", "--set", "validate_every=0"]
+ENDLESS = ["--steps", "50000", "--set", "checkpoint_every=50000", "--set", "validate_every=0"]
 COUNT = "import sys; from pathlib import Path; from cbml.runs import note_test_evaluation as n; \
 [n(Path(sys.argv[1])) for _ in range(int(sys.argv[2]))]"
 
