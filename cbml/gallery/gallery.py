@@ -16,7 +16,7 @@ from cbml.data import read_image
 from cbml.errors import BadData
 from cbml.files import consistent
 from cbml.gallery.images import GalleryImage
-from cbml.gallery.loading import FramedModel, as_outputs
+from cbml.gallery.loading import FramedModel, as_outputs, reranked_order
 from cbml.gallery.results import (
     Cohorts,
     Query,
@@ -28,7 +28,7 @@ from cbml.gallery.results import (
 )
 from cbml.gallery.storage import State, is_saved, open_vectors, read_state
 from cbml.gallery.thumbnails import Signature, mark_near_duplicates, signature_of
-from cbml.index import RerankerEntry, Store
+from cbml.index import Store
 from cbml.models import Embedder, embed, embed_outputs
 from cbml.outputs import Reranker
 
@@ -211,29 +211,22 @@ class Gallery:
             good &= indices != query.index
         indices, similarities = indices[good], similarities[good]
         order = self._reranked(query, indices)
-        indices[: len(order)] = indices[order]
-        similarities[: len(order)] = similarities[order]
+        for column in (indices, similarities):
+            column[: len(order)] = column[order]
         return Ranking(indices, similarities, np.arange(1, len(indices) + 1))
 
     def _reranked(self, query: Query, indices: Indices) -> Indices:
         """The new order of the first images, where the model names a reranker."""
-        if self._reranker is None or not len(indices):
+        if self._reranker is None or self.state.reranker is None or not len(indices):
             return np.empty(0, dtype=np.int64)
-        entry, reranker = self._reranker
-        nearest = indices[: entry.candidates]
-        found = as_outputs(
-            self.store.vectors(self.ids[nearest]),
-            {name: part[nearest] for name, part in self.state.parts.items()},
-        )
-        asked = as_outputs(query.vector[None], query.parts)
-        scores = reranker(asked, found, torch.arange(len(nearest))[None])[0].numpy()
-        order: Indices = np.argsort(-scores, kind="stable")
-        return order
+        nearest = indices[: self.state.reranker.candidates]
+        parts = {name: part[nearest] for name, part in self.state.parts.items()}
+        found = as_outputs(self.store.vectors(self.ids[nearest]), parts)
+        return reranked_order(self._reranker, as_outputs(query.vector[None], query.parts), found)
 
     @cached_property
-    def _reranker(self) -> tuple[RerankerEntry, Reranker] | None:
-        entry = self.state.reranker
-        return None if entry is None else (entry, entry.load())
+    def _reranker(self) -> Reranker | None:
+        return None if self.state.reranker is None else self.state.reranker.load()
 
     def respond(self, query: Query, options: SearchOptions, ranking: Ranking) -> SearchResponse:
         """The results that the options ask for.
@@ -312,8 +305,14 @@ class Gallery:
         """How deep a ranking has to be: most of a search's time is spent on the depth."""
         if options.label is not None or options.text or query.index is not None:
             return DEPTH  # what passes the filter, or is missed, may be anywhere
-        calibration = self.state.calibration
-        return max(SPARE * options.k, PROBABLE, 0 if calibration is None else calibration.depth)
+        return max(SPARE * options.k, self._least_depth)
+
+    @cached_property
+    def _least_depth(self) -> int:
+        """How many of the nearest images probabilities and the reranker have to see."""
+        calibration, reranker = self.state.calibration, self.state.reranker
+        cohort = 0 if calibration is None else calibration.depth
+        return max(PROBABLE, cohort, 0 if reranker is None else reranker.candidates)
 
     def _candidates(
         self, query: Query, ranking: Ranking, allowed: Mask, options: SearchOptions
@@ -321,7 +320,7 @@ class Gallery:
         """The images that pass all filters; also those too deep in the ranking, if needed."""
         found = ranking.select(allowed[ranking.indices])
         if len(found) < SPARE * options.k:
-            found = self._with_deep(query, found, _below(query, ranking, allowed))
+            found = self._with_deep(query, found, ranking.unreached(allowed, query))
         if options.min_probability is not None:
             found = found.select(slice(max(PROBABLE, SPARE * options.k)))
             probabilities = self._probabilities(query, found, ranking)
@@ -347,7 +346,7 @@ class Gallery:
             return ()
         positive = left & (self.codes == self.codes[query.index])
         found = ranking.select(positive[ranking.indices])
-        missed = self._with_deep(query, found, _below(query, ranking, positive))
+        missed = self._with_deep(query, found, ranking.unreached(positive, query))
         missed = missed.select(slice(MISSED))
         signatures = self.state.signatures[missed.indices]
         duplicate = mark_near_duplicates(signatures, [query.signature])
@@ -387,17 +386,10 @@ class Gallery:
         calibration = self._cohorts.calibration
         return calibration.probability(
             results.similarities,
-            cohort_mean=calibration.cohort_mean(self._nearest(ranking, calibration.depth)),
+            cohort_mean=calibration.cohort_mean(ranking.similarities[: self._least_depth]),
             result_cohort_mean=self._cohorts.of(results.indices),
             own=query.index is not None,
         )
-
-    def _nearest(self, ranking: Ranking, depth: int) -> NDArray[np.float32]:
-        """The largest similarities of a ranking, also where it was reranked."""
-        if self._reranker is None:
-            return ranking.similarities[:depth]
-        first = ranking.similarities[: max(depth, self._reranker[0].candidates)]
-        return -np.sort(-first)[:depth]
 
     @cached_property
     def _texts(self) -> list[str]:
@@ -407,12 +399,3 @@ class Gallery:
 def _opened(folder: Path, token: str | None) -> tuple[State, Store]:
     state = read_state(folder)
     return state, open_vectors(folder, state, token=token)
-
-
-def _below(query: Query, ranking: Ranking, allowed: Mask) -> Indices:
-    """Indices of allowed images that the ranking does not reach."""
-    below = allowed.copy()
-    below[ranking.indices] = False
-    if query.index is not None:
-        below[query.index] = False
-    return np.flatnonzero(below)

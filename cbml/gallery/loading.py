@@ -22,7 +22,7 @@ from cbml.files import replaced_file
 from cbml.gallery.images import ImageRef, shown, write_bad_images
 from cbml.gallery.thumbnails import Signature, signature_of
 from cbml.models import Embedder, embed, embed_outputs
-from cbml.outputs import Outputs
+from cbml.outputs import Outputs, Reranker
 from cbml.progress import Progress
 
 __all__ = [
@@ -186,6 +186,13 @@ class FramedModel(nn.Module):
     def forward_outputs(self, images: Tensor, parts: Sequence[str] = ()) -> Outputs:
         """The same with parts."""
         return self.model.forward_outputs(images, parts)
+
+
+def reranked_order(reranker: Reranker, query: Outputs, candidates: Outputs) -> NDArray[np.int64]:
+    """The order in which a reranker puts the candidates of one query, (M,)."""
+    indices = torch.arange(len(candidates.embeddings))[None]
+    scores = reranker(query, candidates, indices)[0].numpy()
+    return np.argsort(-scores, kind="stable")
 
 
 def as_outputs(vectors: NDArray[np.float32], parts: Parts) -> Outputs:

@@ -183,6 +183,14 @@ class Ranking:
         """Some of them, in order."""
         return Ranking(self.indices[which], self.similarities[which], self.ranks[which])
 
+    def unreached(self, allowed: NDArray[np.bool_], query: Query) -> NDArray[np.int64]:
+        """Indices of allowed images that the ranking does not reach, ascending."""
+        below = allowed.copy()
+        below[self.indices] = False
+        if query.index is not None:
+            below[query.index] = False
+        return np.flatnonzero(below)
+
 
 class Cohorts:
     """The cohort similarity of images, each kept once it is known.

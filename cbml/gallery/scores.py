@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbml.gallery.gallery import Gallery
-from cbml.gallery.loading import as_outputs
+from cbml.gallery.loading import as_outputs, reranked_order
 from cbml.gallery.results import Query, Ranking, SearchOptions
 from cbml.gallery.storage import QueryScores, State
 from cbml.index import Store
@@ -59,22 +59,30 @@ def score_queries(store: Store, state: State, evaluate: Evaluate) -> QueryScores
         "classes": len(codes),
     }
     precisions = scores.per_query["map@r"]
-    nearest = _nearest_others(store, ids)
+    nearest = _nearest_others(store, state, ids)
     return QueryScores(totals, scores.first_hits, scores.positives, precisions, nearest)
 
 
-def _nearest_others(store: Store, ids: Indices) -> Indices:
-    """For each image the index of the nearest other one; -1 where there is none, (N,)."""
+def _nearest_others(store: Store, state: State, ids: Indices) -> Indices:
+    """For each image the index of the first result of a search; -1 where there is none, (N,)."""
     nearest = np.full(len(ids), -1, dtype=np.int64)
+    reranker = None if state.reranker is None else state.reranker.load()
+    depth = 1 if state.reranker is None else state.reranker.candidates
     for start in range(0, len(ids), BLOCK):
-        block = ids[start : start + BLOCK]
-        found = store.search(store.vectors(block), 2).ids
-        if found.shape[1] < 2:
-            break
-        first = np.where(found[:, 0] == block, found[:, 1], found[:, 0])
-        index = np.searchsorted(ids, first).clip(max=len(ids) - 1)
-        # A server may hold vectors that are not images.
-        nearest[start : start + BLOCK] = np.where(ids[index] == first, index, -1)
+        vectors = store.vectors(ids[start : start + BLOCK])
+        for row, found in enumerate(store.search(vectors, depth + 1).ids, start=start):
+            others = np.searchsorted(ids, found).clip(max=len(ids) - 1)
+            # A server may hold vectors that are not images.
+            others = others[(ids[others] == found) & (others != row)][:depth]
+            if reranker is not None and len(others):
+                asked, parts = (
+                    {name: part[which] for name, part in state.parts.items()}
+                    for which in (slice(row, row + 1), others)
+                )
+                query = as_outputs(vectors[row - start][None], asked)
+                candidates = as_outputs(store.vectors(ids[others]), parts)
+                others = others[reranked_order(reranker, query, candidates)]
+            nearest[row] = others[0] if len(others) else -1
     return nearest
 
 

@@ -9,7 +9,8 @@ import torch
 
 import cbml
 from cbml.errors import DamagedFile
-from cbml.gallery import BuildSettings, Gallery, build, list_images
+from cbml.gallery import BuildSettings, Gallery, SearchOptions, build, list_images
+from cbml.gallery import gallery as gallery_module
 from cbml.gallery.storage import read_state, write_state
 from cbml.index import DIML, RERANKERS
 from cbml.models import Embedder
@@ -126,3 +127,20 @@ def test_parts_that_are_missing_are_damage(reranked: Path, folder: Path, tmp_pat
     write_state(target, dataclasses.replace(state, parts=half))
     with pytest.raises(DamagedFile, match="parts of"):
         Gallery(target)
+
+
+def test_confusions_and_shallow_searches_follow_the_reranked_order(
+    reranked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Gallery(reranked) as opened:
+        assert opened.state.scores is not None
+        assert opened.state.scores.nearest is not None
+        for image in opened.images:
+            first = opened.search(opened.image_query(image.id)).results[0]
+            index = opened.index_of(image.id)
+            assert opened.state.scores.nearest[index] == opened.index_of(first.id)
+        monkeypatch.setattr(gallery_module, "PROBABLE", 1)
+        query = opened.query(Path(opened.images[2].path))
+        options = SearchOptions(k=2)
+        deep = opened.respond(query, options, opened.ranking(query))
+        assert opened.search(query, options) == deep
