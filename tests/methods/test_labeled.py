@@ -179,3 +179,12 @@ def test_a_model_without_its_heads_is_refused(name: str) -> None:
 def test_a_model_without_its_head_is_refused(name: str) -> None:
     with pytest.raises(BadData, match="head=method"):
         CASES[name]().attach(Embedder("conv4", dim=DIM))
+
+
+@pytest.mark.parametrize("name", ["hdc", "drml_pa", "dcml_mdw"])  # taps, relations, gates
+def test_its_model_is_exported_with_a_free_batch(name: str) -> None:
+    model, _ = attached(name)
+    pixels, _ = batch(name)
+    free = ({0: torch.export.Dim("batch")},)
+    exported = torch.export.export(model.eval(), (pixels[:2],), dynamic_shapes=free).module()
+    torch.testing.assert_close(exported(pixels), model(pixels))
