@@ -62,8 +62,6 @@ class Gallery:
     def __init__(self, folder: Path | str, *, token: str | None = None) -> None:
         self.folder = Path(folder)
         self._token = token
-        self.state: State
-        self.store: Store
         self.state, self.store = consistent(self.folder, lambda: _opened(self.folder, token))
         self.images: tuple[GalleryImage, ...] = self.state.images
         self.ids = np.array([image.id for image in self.images], dtype=np.int64)
