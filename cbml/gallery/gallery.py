@@ -305,7 +305,7 @@ class Gallery:
             return DEPTH  # what passes the filter, or is missed, may be anywhere
         return max(SPARE * options.k, self._least_depth)
 
-    @cached_property
+    @property
     def _least_depth(self) -> int:
         """How many of the nearest images probabilities and the reranker have to see."""
         calibration, reranker = self.state.calibration, self.state.reranker
