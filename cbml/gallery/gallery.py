@@ -62,8 +62,6 @@ class Gallery:
     def __init__(self, folder: Path | str, *, token: str | None = None) -> None:
         self.folder = Path(folder)
         self._token = token
-        self.state: State
-        self.store: Store
         self.state, self.store = consistent(self.folder, lambda: _opened(self.folder, token))
         self.images: tuple[GalleryImage, ...] = self.state.images
         self.ids = np.array([image.id for image in self.images], dtype=np.int64)
@@ -307,7 +305,7 @@ class Gallery:
             return DEPTH  # what passes the filter, or is missed, may be anywhere
         return max(SPARE * options.k, self._least_depth)
 
-    @cached_property
+    @property
     def _least_depth(self) -> int:
         """How many of the nearest images probabilities and the reranker have to see."""
         calibration, reranker = self.state.calibration, self.state.reranker
