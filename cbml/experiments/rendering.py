@@ -291,7 +291,9 @@ def _apart(block: Block) -> tuple[Block, Block | None]:
     """The block, and what is published of it where that is of other images: no row holds both."""
     if block.same_images or not any(line.ours and line.published for line in block.lines):
         return block, None
-    ours = [dataclasses.replace(line, published={}) for line in block.lines if line.ours]
+    # A run that broke off has a rate and no scores; what is only published has neither.
+    tried = [line for line in block.lines if line.ours or line.rate or not line.published]
+    ours = [dataclasses.replace(line, published={}, network="") for line in tried]
     published = [dataclasses.replace(line, ours={}) for line in block.lines if line.published]
     once = {(line.label, line.network): line for line in published}  # of each row, changed or not
     return (

@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from cbml.models import Embedder, Execution
 from cbml.training.gradients import has_trained_batch_norm
 
-# Python, torch, the other libraries, and what `keep_freed_memory` asks for ahead.
-_PROGRAM = 0.85e9
+# Python, torch, the other libraries, what `keep_freed_memory` asks for ahead and what it cannot use
+# again: by benchmarks/memory.py, what `cbml train` takes besides the parts that are counted below.
+_PROGRAM = 1.4e9
 # Besides the weights: their gradient, two moments of Adam, and the weights that were best.
 _COPIES_OF_WEIGHTS = 4
 _FLOAT = 4
 # Images that validation embeds at a time; each needs a layer's input and output.
 _EMBEDDED = 64
+# An estimate may be wrong: a batch that must be cut anyway is cut into pieces with room to spare.
+_CAUTION = 0.9
 # What may be taken: a laptop of 8 GB has other programs, a GPU is there for this one.
 _LARGEST = {"cpu": 3e9}
 _SHARE = {"cpu": 0.5, "cuda": 0.9}
@@ -51,7 +54,7 @@ class StepMemory:
         return self.fixed + max(images * self.per_image, self.embedding)
 
     def fitting_chunk(self, budget: float) -> int | None:
-        """The fewest equal chunks whose peak is within a budget, by their size.
+        """The size of the fewest equal chunks whose peak is well within a budget.
 
         None where the whole batch fits, or where it must not be cut. One image at a time is the
         least there is.
@@ -61,7 +64,7 @@ class StepMemory:
         """
         if not self.divisible or self.peak() <= budget:
             return None
-        most = max(1, int((budget - self.fixed) / self.per_image))
+        most = max(1, int((_CAUTION * budget - self.fixed) / self.per_image))
         return math.ceil(self.batch / math.ceil(self.batch / most))
 
 
