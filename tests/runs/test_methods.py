@@ -77,6 +77,27 @@ def test_the_command_line_trains_by_a_method(source: str, tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["divide_conquer", "--labels", "none"], "learns with --labels known, not none"),
+        (["divide_conquer", "--set", "dim=5"], "cannot be cut into 4 slices"),
+        (["d_and_c", "--set", "method.clusters=6"], "clusters must be a power of two"),
+        (["mic", "--set", "method.center=median"], "center must be one of"),
+        (["pads", "--loss", "triplet_semihard"], "pads has a loss of its own"),
+        (["smart_mining", "--set", "method.windw=0.2"], "window"),
+    ],
+)
+def test_the_command_line_refuses_before_any_work(
+    words: list[str], message: str, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", source, "--out", str(tmp_path / "run"), "--method", *words])
+    assert stop.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_loss_of_its_own_needs_no_estimate(source: str, tmp_path: Path) -> None:
     """A pretrained network would let CBML estimate its constants, which nobody uses here."""
     weights = f"path:{tmp_path / 'weights.pt'}"
