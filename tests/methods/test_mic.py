@@ -10,9 +10,17 @@ from torch.nn import functional
 
 from cbml.data import ImageDataset
 from cbml.errors import BadData
+from cbml.index import kmeans
 from cbml.methods import MIC
 from cbml.methods.margin import Draws, sampled_pairs
-from cbml.methods.mic import CLASS, SHARED, centered, decorrelation, pooled_places
+from cbml.methods.mic import (
+    CLASS,
+    SHARED,
+    _Clustered,
+    centered,
+    decorrelation,
+    pooled_places,
+)
 from cbml.models import Embedder
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, Settings, TrainingView
@@ -183,6 +191,22 @@ def test_clusters_are_renewed_every_fourth_epoch(images: ImageDataset) -> None:
         found.append(method.cluster_of.tolist())
     changed = [a != b for a, b in itertools.pairwise(found)]
     assert changed == [False, False, False, True, False]
+
+
+def test_first_clusters_know_no_classes_and_later_ones_are_those_of_the_shared_part(
+    images: ImageDataset,
+) -> None:
+    method = made(every=1)
+    view = view_at(images, method, 0)
+    for epoch in range(2):
+        view.batches.sampler.epoch = epoch
+        method.before_epoch(view)
+        vectors = view.embed(_Clustered(view.model, fresh=epoch == 0))
+        assert vectors.shape[1] == (64 * 16 if epoch == 0 else 8)
+        if epoch == 0:
+            vectors = centered(vectors, images.known_labels, deviation=False)
+        expected = kmeans(vectors, 5, iterations=20, seed=epoch).assignments
+        assert method.cluster_of.tolist() == expected.tolist()
 
 
 def test_impossible_runs_are_refused(images: ImageDataset) -> None:
