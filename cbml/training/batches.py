@@ -24,6 +24,8 @@ from cbml.training.distributed import Distributed
 # As in the authors' program for CUB.
 CLASSES_PER_BATCH = 15
 SAMPLES_PER_CLASS = 8
+# Images embedded at a time: feature maps of more would need more memory than chunks of a batch.
+EMBEDDED = 24
 
 
 def build_batches(
@@ -218,5 +220,7 @@ def embed_indices(
             progress(done, len(listed) // processes)
 
     if distributed is None or distributed.group is None:
-        return embed(model, listed, load=load, progress=show)
-    return embed_across(model, listed, distributed.group, load=load, progress=show)
+        return embed(model, listed, load=load, batch_size=EMBEDDED, progress=show)
+    return embed_across(
+        model, listed, distributed.group, load=load, batch_size=EMBEDDED, progress=show
+    )

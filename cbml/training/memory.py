@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cbml.models import Embedder, Execution
+from cbml.training.batches import EMBEDDED
 from cbml.training.gradients import has_trained_batch_norm
 
 # Python, torch, the other libraries, what `keep_freed_memory` asks for ahead and what it cannot use
@@ -17,8 +18,6 @@ _PROGRAM = 1.4e9
 # Besides the weights: their gradient, two moments of Adam, and the weights that were best.
 _COPIES_OF_WEIGHTS = 4
 _FLOAT = 4
-# Images that validation embeds at a time; each needs a layer's input and output.
-_EMBEDDED = 64
 # An estimate may be wrong: a batch that must be cut anyway is cut into pieces with room to spare.
 _CAUTION = 0.9
 # What may be taken: a laptop of 8 GB has other programs, a GPU is there for this one.
@@ -99,7 +98,7 @@ def step_memory(
     return StepMemory(
         fixed,
         totals[1] - totals[0] + 2 * largest,
-        _EMBEDDED * (2 * largest + pixels * _FLOAT),
+        EMBEDDED * (2 * largest + pixels * _FLOAT),
         batch,
         not has_trained_batch_norm(model),
     )
