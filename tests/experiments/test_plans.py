@@ -167,7 +167,9 @@ def test_random_weights_do_not_take_the_rate_of_pretrained_ones(name: str) -> No
     trials = [trial(row, rate, rate) for rate in RATES for row in ("CBML +MVC +mining", "MS")]
     jobs = plan_jobs(plan(table=TABLES[name]), range(1), trials)
     assert {job.learning_rate_from for job in jobs} == {"config"}
-    assert {job.config.settings.learning_rate for job in jobs} == {1e-3}
+    # Systems of other authors that train by SGD have a rate of their own.
+    by_adam = [job.config.settings for job in jobs if job.config.settings.optimizer == "adam"]
+    assert {settings.learning_rate for settings in by_adam} == {1e-3}
 
 
 def test_sweeps_are_all_combinations_and_know_options_of_the_loss() -> None:

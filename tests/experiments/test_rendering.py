@@ -147,7 +147,7 @@ def test_published_numbers_of_the_laptop_are_of_its_images_and_say_their_network
     printed = published_scores()["cs1_cub_cars_512"][key]["R@1"]
     assert f"| GoogLeNet | {printed:.1f} |" in line, "of Cars, not of CUB"
     assert any(line.startswith("| CircleLoss |") and "| ResNet-50 |" in line for line in text)
-    assert any(line.startswith("| GoogLeNet HDC, 384-d, Cars |") for line in text)
+    assert not any("HDC" in line for line in text), "it can run, and no record is here"
     assert not any("HDC, 384-d, CUB" in line for line in text)
     assert any(line.startswith("Published only: ") and "HDC" in line for line in text)
 

@@ -128,7 +128,7 @@ def test_the_head_and_the_length_are_float32_under_autocast(dtype: torch.dtype) 
         ({"dim": 2.5}, r"dim 2\.5"),
         ({"dim": 10**9}, "dim"),
         ({"pooling": "median"}, "pooling must be one of 'average'"),
-        ({"pooling": "backbone"}, "pooling 'backbone'"),
+        ({"pooling": "backbone"}, "pooling must be one of .* got 'backbone'"),
         ({"batch_norm": "none"}, "batch_norm must be one of 'trained'"),
         ({"weights": "imagnet"}, "weights 'imagnet'"),
         ({"weights": "path:/no/such/file.pt"}, "/no/such/file.pt: no such file"),
