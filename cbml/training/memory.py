@@ -70,7 +70,9 @@ class StepMemory:
 def step_memory(
     model: Embedder, execution: Execution, *, crop: int, batch: int, parts: Sequence[str] = ()
 ) -> StepMemory:
-    """What a training step of a model needs, from forward passes of one image and of two.
+    """What a training step of a model needs, from forward passes of two images and of three.
+
+    One image alone would leave trained batch norm without a variance.
 
     Autograd is asked for the tensors that it keeps for the backward pass, which adds the gradients
     of a layer's input and output.
@@ -84,7 +86,7 @@ def step_memory(
     """
     own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
     totals, largest = [], 0.0
-    for count in (1, 2):
+    for count in (2, 3):
         kept = _kept_bytes(model, execution, count, crop, parts)
         sizes = [size for place, size in kept.items() if place not in own]
         totals.append(sum(sizes))

@@ -234,6 +234,13 @@ def test_its_losses_are_finite_and_it_moves_the_model(
     assert not still
 
 
+def adam_parameters(method: Method) -> set[str]:
+    """Parameters with an optimizer of their own: Adam takes whole steps by rounding alone."""
+    groups = [group for one in method.optimizers().values() for group in one.param_groups]
+    adam = {id(parameter) for group in groups for parameter in group["params"]}
+    return {key for key, parameter in method.named_parameters() if id(parameter) in adam}
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_chunks_give_what_the_whole_batch_gives(
     name: str, images: ImageDataset, tmp_path: Path
@@ -256,9 +263,7 @@ def test_chunks_give_what_the_whole_batch_gives(
         moved = (value - start[key]).abs().max().item()
         difference = (value - second[key]).abs().max().item()
         assert difference <= 2e-3 * moved + 1e-6, key
-    groups = [group for one in method.optimizers().values() for group in one.param_groups]
-    adam = {id(parameter) for group in groups for parameter in group["params"]}
-    own = {key for key, parameter in method.named_parameters() if id(parameter) in adam}
+    own = adam_parameters(method)
     for key, value in method.state_dict().items():
         second_value = other.state_dict()[key]
         if key in own:  # single numbers may be a whole step of Adam apart, most are not

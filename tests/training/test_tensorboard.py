@@ -51,7 +51,7 @@ def test_every_number_becomes_a_curve(images: ImageDataset, tmp_path: Path) -> N
     for name in ("loss", "positive", "negative", "variance", "gradient_norm"):
         assert found[name] == expected(tmp_path, name)
         assert len(found[name]) == STEPS
-    assert [step for step, _ in found["rates/head"]] == [1, 2, 3, 4, 5]
+    assert [step for step, _ in found["learning_rates/head"]] == [1, 2, 3, 4, 5]
     assert found["validation/recall@1"] == [(0, 0.25), (3, 0.25), (5, 0.25)]
     assert "seconds" not in found
 
