@@ -11,7 +11,7 @@ from cbml.data import ImageDataset
 from cbml.methods import METHODS
 from cbml.training import Distributed, read_metrics
 from cbml.training.checkpoints import newest_checkpoint
-from tests.methods.test_all import CASES, adam_parameters, train
+from tests.methods.test_all import CASES, adam_parameters, embedder, train
 from tests.training import children
 
 
@@ -65,7 +65,9 @@ def test_two_processes_train_as_one(
     )
     assert one is not None
     assert two is not None
-    own = adam_parameters(CASES[name]())
+    method = CASES[name]()
+    method.attach(embedder(method))
+    own = adam_parameters(method)
     for part, value in one.tensors.items():
         if part.removeprefix("method.") in own:
             assert float((value - two.tensors[part]).abs().mean()) < 1e-4
