@@ -23,13 +23,15 @@ CLASSES, SAMPLES = 15, 8
 FORMS = {"default": (), "whole batch": ("--set", "chunk_size=0")}
 
 _CHILD = """
-import resource, sys
+import pathlib, sys
 from cbml.cli import main
 try:
     main(sys.argv[1:])
 except SystemExit as end:
     assert not end.code, end.code
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+# Not `ru_maxrss`: until the child's own program runs, it counts the memory of its parent.
+status = pathlib.Path("/proc/self/status").read_text().split()
+print(int(status[status.index("VmHWM:") + 1]) * 1024)
 """
 
 

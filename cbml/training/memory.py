@@ -14,7 +14,7 @@ from cbml.training.gradients import has_trained_batch_norm
 
 # Python, torch, the other libraries, what `keep_freed_memory` asks for ahead and what it cannot use
 # again: by benchmarks/memory.py, what `cbml train` takes besides the parts that are counted below.
-_PROGRAM = 1.4e9
+_PROGRAM = 1.25e9
 # Besides the weights: their gradient, two moments of Adam, and the weights that were best.
 _COPIES_OF_WEIGHTS = 4
 _FLOAT = 4

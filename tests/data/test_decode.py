@@ -62,7 +62,10 @@ from cbml.data.decode import UnreadableImage, read_image
 import PIL.Image
 for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"): PIL.Image.preinit()
 gigabyte = 1 << 30
-start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():  # Not `ru_maxrss`, which begins with the memory of the parent.
+    words = open("/proc/self/status").read().split()
+    return int(words[words.index("VmHWM:") + 1])
+start = peak()
 resource.setrlimit(resource.RLIMIT_AS, (4 * gigabyte, 4 * gigabyte))
 counts = {"read": 0, "refused": 0, "slowest": 0.0}
 for line in sys.stdin:
@@ -73,7 +76,7 @@ for line in sys.stdin:
     except UnreadableImage:
         counts["refused"] += 1
     counts["slowest"] = max(counts["slowest"], time.perf_counter() - began)
-counts["megabytes"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) // 1024
+counts["megabytes"] = (peak() - start) // 1024
 print(json.dumps(counts))
 """
 

@@ -16,9 +16,9 @@ BENCHMARK = Path(cbml.__file__).parent.parent / "benchmarks" / "memory.py"
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RSS is counted as on Linux")
 @pytest.mark.parametrize(
-    ("backbone", "crop", "chunk"), [("efficientnet_lite0", 128, 40), ("resnet18", 128, 0)]
+    ("backbone", "crop", "chunk"), [("efficientnet_lite0", 128, 40), ("resnet18", 128, 40)]
 )
-def test_the_estimate_errs_on_the_safe_side(
+def test_the_estimate_is_within_a_quarter(
     tmp_path: Path, backbone: str, crop: int, chunk: int
 ) -> None:
     bench = runpy.run_path(str(BENCHMARK))
@@ -27,7 +27,7 @@ def test_the_estimate_errs_on_the_safe_side(
     photos = bench["make_photos"](tmp_path / "photos", crop)
     taken, expected, found = bench["peak"](photos, tmp_path / "run", *words)
     assert found == chunk
-    assert taken * 0.75 < expected < taken * 1.5, f"took {taken:.2e}, expected {expected:.2e}"
+    assert taken * 0.75 < expected < taken * 1.25, f"took {taken:.2e}, expected {expected:.2e}"
 
 
 def test_the_fewest_equal_chunks_that_fit() -> None:
