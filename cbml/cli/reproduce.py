@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cbml.experiments import Job, JobCounts, Plan, Sources
+    from cbml.experiments import Entry, Job, JobCounts, Plan, Sources
 
 
 def verb(
@@ -58,6 +58,10 @@ def verb(
         list[str] | None,
         typer.Option(help="package.module:Class, a row for a method of your own."),
     ] = None,
+    labels: Annotated[
+        Literal["known", "none"],
+        typer.Option(help="Leaderboard of the methods that learn with or without labels."),
+    ] = "known",
     backbone: Annotated[
         str | None,
         typer.Option(help="Another network for all rows, by name or package.module:function."),
@@ -90,6 +94,7 @@ def verb(
       cbml reproduce loss-ablation --only MS --search learning_rate=1e-5:1e-3 --count 20
       cbml reproduce figure-gap --seeds 1
       cbml reproduce leaderboard --data emoji
+      cbml reproduce leaderboard --data emoji --labels none
       cbml reproduce leaderboard --data emoji --loss mypackage.module:MyLoss
       cbml reproduce loss-ablation --method mypackage.module:MyMethod --only MS
     """
@@ -103,12 +108,17 @@ def verb(
         if changed or model_selection == "test":
             raise typer.BadParameter(
                 "the leaderboard's protocol is frozen; only --data, --root, --weights, --only, "
-                "--loss, --method, --seeds and --out apply"
+                "--loss, --method, --labels, --seeds and --out apply"
             )
-        own = {"losses": loss or [], "methods": method or []}
-        done = _leaderboard(data or "emoji", only or [], own, seeds or 1, out, (root, weights))
-        _print(done, as_json)
+        from cbml.experiments import Sources, find_entries
+
+        entries = find_entries(only or (), losses=loss or (), methods=method or (), labels=labels)
+        _print(
+            _leaderboard(entries, data or "emoji", seeds or 1, out, Sources(root, weights)), as_json
+        )
         return
+    if labels != "known":
+        raise typer.BadParameter("--labels none is for the leaderboard; tables say it themselves")
     from cbml.experiments import (
         FIGURES,
         Plan,
@@ -249,18 +259,12 @@ def _run(jobs: "list[Job]", out: Path, sources: "Sources") -> dict[str, Any]:
 
 
 def _leaderboard(
-    data: str,
-    only: list[str],
-    own: dict[str, list[str]],
-    seeds: int,
-    out: Path,
-    places: tuple[str | None, str | None],
+    entries: "list[Entry]", data: str, seeds: int, out: Path, sources: "Sources"
 ) -> dict[str, Any]:
-    from cbml.experiments import Sources, find_entries, run_leaderboard
+    from cbml.experiments import run_leaderboard
     from cbml.training import ProgressCallback
 
-    entries = find_entries(only, losses=own["losses"], methods=own["methods"])
-    sources, callback = Sources(*places), ProgressCallback()
+    callback = ProgressCallback()
     return _finished(
         lambda: run_leaderboard(
             entries, data, out, seeds=range(seeds), sources=sources, callback=callback

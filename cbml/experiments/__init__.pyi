@@ -4,6 +4,7 @@ from .figures import draw_figure as draw_figure
 from .jobs import Job as Job
 from .jobs import read_records as read_records
 from .leaderboard import LEADERBOARD as LEADERBOARD
+from .leaderboard import Entry as Entry
 from .leaderboard import find_entries as find_entries
 from .leaderboard import leaderboard_markdown as leaderboard_markdown
 from .leaderboard import run_leaderboard as run_leaderboard

@@ -5,8 +5,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cbml.errors import BadData
+from cbml.experiments.figures import draw_leaderboard
 from cbml.experiments.jobs import Record, read_records
-from cbml.experiments.leaderboard import leaderboard_markdown
+from cbml.experiments.leaderboard import (
+    board_picture,
+    board_title,
+    leaderboard_lines,
+    leaderboard_markdown,
+)
 from cbml.experiments.rendering import as_markdown, table_blocks
 from cbml.experiments.tables import TABLES
 from cbml.files import replaced_file
@@ -40,13 +46,16 @@ def rendered(text: str, body: str) -> str:
 
 
 def render_documents(docs: Path, results: Path) -> None:
-    """Bring the tables of all documents of a folder up to date with the records of another."""
+    """Bring the tables and pictures of all documents up to date with the records of a folder."""
     records = read_records(results)
     for name, render in DOCUMENTS.items():
         document = docs / name
         text = rendered(document.read_text(encoding="utf-8"), render(records))
         with replaced_file(document) as temporary:
             temporary.write_text(text, encoding="utf-8")
+    for (data, labels), lines in leaderboard_lines(records).items():
+        place = docs / "images" / board_picture(data, labels)
+        draw_leaderboard(lines, board_title(data, labels), place)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 from cbml.errors import BadData, MissingExtra
 from cbml.experiments.jobs import Job, Record, read_records, records_file, run_name
+from cbml.experiments.leaderboard import Line
 from cbml.experiments.model_figures import draw_examples, draw_similarity
 from cbml.experiments.rendering import estimate
 from cbml.experiments.rows import Table
@@ -136,6 +137,30 @@ def draw_gamma(
     return figure
 
 
+def draw_leaderboard(lines: Sequence[Line], title: str, place: Path) -> None:
+    """Recall@1 of all entries with their intervals, the best on top, and their time beside it."""
+    pyplot = _pyplot()
+    shown = [(line, line.recall) for line in reversed(lines) if line.recall]
+    places = range(len(shown))
+    with pyplot.rc_context(_STYLE):
+        figure, (scores, times) = pyplot.subplots(
+            1, 2, figsize=(8, 1.4 + 0.2 * len(shown)), sharey=True, width_ratios=[3, 1]
+        )
+        for at, (line, recall) in zip(places, shown, strict=True):
+            color = _UNSEEN if line.name == "cbml" else "#737373"
+            width = recall.half_width or None
+            scores.errorbar(recall.mean, at, xerr=width, fmt="o", color=color, capsize=2)
+            if line.seconds:
+                times.plot([0, line.seconds], [at, at], color=color, linewidth=4)
+        scores.set_yticks(places, [line.name for line, _ in shown], fontsize=8)
+        scores.set_ylim(-0.7, len(shown) - 0.3)
+        scores.set_xlabel("Recall@1 on unseen classes, %")
+        times.set_xlim(left=0)
+        times.set_xlabel("seconds per step")
+        figure.suptitle(title, fontsize=11)
+        _save(pyplot, figure, place)
+
+
 def _recalls(records: Sequence[Record], row: str, split: str) -> list[float]:
     return [
         100 * record["scores"][split]["recall@1"]
@@ -201,23 +226,33 @@ def draw_figure(figure: Figure, jobs: Sequence[Job], out: Path, sources: Sources
     whole = {record["run"] for record in records}
     jobs = [job for name, job in named.items() if name in whole]
     check_figure(figure, jobs)
+    pyplot = _pyplot()
+    first = jobs[0]
+    optimistic = any(job.optimistic for job in jobs)
+    kind = f"{first.scale}-{first.config.data.source}{'-test' if optimistic else ''}"
+    place = out / "figures" / f"{figure.table.name}-{kind}.png"
+    with pyplot.rc_context(_STYLE):
+        drawn = figure.draw(pyplot, jobs, records, out, sources)
+        drawn.suptitle(f"{figure.table.title} ({_subtitle(jobs)})", fontsize=11)
+        _save(pyplot, drawn, place)
+    return place
+
+
+def _pyplot() -> Any:
+    """Matplotlib without a screen."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    first = jobs[0]
-    optimistic = any(job.optimistic for job in jobs)
-    kind = f"{first.scale}-{first.config.data.source}{'-test' if optimistic else ''}"
-    place = out / "figures" / f"{figure.table.name}-{kind}.png"
+    return pyplot
+
+
+def _save(pyplot: Any, figure: Any, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    with pyplot.rc_context(_STYLE):
-        drawn = figure.draw(pyplot, jobs, records, out, sources)
-        drawn.suptitle(f"{figure.table.title} ({_subtitle(jobs)})", fontsize=11)
-        with replaced_file(place) as temporary:
-            drawn.savefig(temporary, format="png", dpi=120)
-        pyplot.close(drawn)
-    return place
+    with replaced_file(place) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
+    pyplot.close(figure)
 
 
 def _subtitle(jobs: Sequence[Job]) -> str:

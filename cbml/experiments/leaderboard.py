@@ -31,6 +31,8 @@ _OWN = {
     *("seed", "learning_rate", "loss", "loss_options", "method", "method_options", "parameters"),
     *("data", "weights"),
 }
+# Sections of the config in which a method without labels keeps what its authors chose.
+_OWN_SECTIONS = ("augmentation", "training", "pseudo_labels")
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,17 @@ class Entry:
 
     Args:
         name: Name of a loss or method, or "package.module:Class" for one of your own.
+        kind: What it is a name of.
     """
 
     name: str
     kind: Literal["loss", "method"]
+
+    @property
+    def labels(self) -> Literal["known", "none", "each"]:
+        """The labels it learns from; classes of your own learn from known ones."""
+        known = self.kind == "loss" or self.name not in METHODS
+        return "known" if known else METHODS[self.name].labels
 
 
 @dataclass(frozen=True)
@@ -62,17 +71,29 @@ class Protocol:
     losses: dict[str, dict[str, Any]]
 
     def config_of(self, entry: Entry, data: str, learning_rate: float, seed: int) -> RunConfig:
-        """The config of a full run of an entry."""
+        """The config of a full run of an entry.
+
+        Without labels, crops and batches are those that the method's authors chose: some learn
+        from two views of an image, some from one. Labels of held-out classes choose the learning
+        rate and the model, as for all entries.
+        """
         changes: dict[str, Any] = {
-            "data": data,
+            "data": {"source": data},
             "optimizer": {"learning_rate": learning_rate},
             "training": {"seed": seed},
         }
-        if entry.kind == "method":
+        if entry.name == "pseudo_labels":
+            pass  # what learning without labels means unless a method is named
+        elif entry.kind == "method":
             changes["method"] = entry.name
         else:
             changes["loss"] = {"name": entry.name, **self.losses.get(entry.name, {})}
-        return self.config.replace(**changes)
+        config = self.config
+        if entry.labels != "known":
+            own = METHODS[entry.name].defaults
+            config = config.replace(**{name: own[name] for name in _OWN_SECTIONS if name in own})
+            config = config.replace(data={"labels": entry.labels}, pseudo_labels={"study": True})
+        return config.replace(**changes)
 
 
 @functools.cache
@@ -90,7 +111,11 @@ def read_protocol() -> Protocol:
 
 
 def find_entries(
-    only: Sequence[str] = (), *, losses: Sequence[str] = (), methods: Sequence[str] = ()
+    only: Sequence[str] = (),
+    *,
+    losses: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    labels: Literal["known", "none"] = "known",
 ) -> list[Entry]:
     """Every loss and method by name, or those that fit a pattern, and classes of your own.
 
@@ -98,11 +123,11 @@ def find_entries(
         only: Patterns with * and ?; none takes all unless classes of your own are given.
         losses: Losses of your own, "package.module:Class" each.
         methods: Methods of your own, "package.module:Class" each.
+        labels: Learn with labels or without; their numbers are in different tables.
     """
     own = [Entry(name, "loss") for name in losses] + [Entry(name, "method") for name in methods]
-    known = [Entry(name, "loss") for name in LOSSES]
-    # Numbers without labels do not belong beside those with labels.
-    known += [Entry(name, "method") for name, one in METHODS.items() if one.labels == "known"]
+    known = [Entry(name, "loss") for name in LOSSES] + [Entry(name, "method") for name in METHODS]
+    known = [entry for entry in known if (entry.labels == "known") == (labels == "known")]
     patterns = only or ([] if own else ["*"])
     fits = [e for e in known if any(fnmatch.fnmatchcase(e.name, one) for one in patterns)]
     if only and not fits:
@@ -204,7 +229,7 @@ def _check_sources(planned: Sequence[Sequence[Job]], data: str, sources: Sources
         job = Job(
             table=LEADERBOARD,
             row=trials[0].row,
-            config=trials[0].config.replace(data=data),
+            config=trials[0].config.replace(data={"source": data}),
             scale="laptop",
         )
         missing = sources.missing(sources.named([job]))
@@ -219,19 +244,42 @@ def leaderboard_markdown(records: Iterable[Record], protocol: Protocol | None = 
         records: Of any tables; those of other protocols are left out.
         protocol: Another protocol than the frozen one.
     """
-    protocol = protocol or read_protocol()
-    found: dict[str, dict[str, dict[int, Record]]] = {}
-    for record in records:
-        if record["table"] == LEADERBOARD and not record["trial"] and _agrees(record, protocol):
-            entries = found.setdefault(record["data"], {})
-            entries.setdefault(record["row"], {})[record["seed"]] = record
-    order = sorted(found, key=lambda data: (data != protocol.trial_data, data))
-    parts = [_section(data, found[data]) for data in order]
+    boards = leaderboard_lines(records, protocol)
+    parts = [_section(data, labels, lines) for (data, labels), lines in boards.items()]
     return "\n".join(parts) if parts else "No records yet.\n"
 
 
-def _agrees(record: Record, protocol: Protocol) -> bool:
-    entry = Entry(record["row"], "loss")
+def leaderboard_lines(
+    records: Iterable[Record], protocol: Protocol | None = None
+) -> "dict[tuple[str, str], list[Line]]":
+    """The lines of each dataset, with labels "known" and "none", the best Recall@1 first.
+
+    Args:
+        records: Of any tables; those of other protocols are left out.
+        protocol: Another protocol than the frozen one.
+    """
+    protocol = protocol or read_protocol()
+    found: dict[tuple[str, str], dict[str, dict[int, Record]]] = {}
+    for record in records:
+        if record["table"] != LEADERBOARD or record["trial"]:
+            continue
+        name = record["row"]
+        is_method = name in METHODS or record["settings"].get("method")
+        entry = Entry(name, "method" if is_method else "loss")
+        if _agrees(record, entry, protocol):
+            labels = "known" if entry.labels == "known" else "none"
+            entries = found.setdefault((record["data"], labels), {})
+            entries.setdefault(record["row"], {})[record["seed"]] = record
+    boards = {}
+    for data, labels in sorted(found, key=lambda key: (key[0] != protocol.trial_data, key)):
+        entries = found[data, labels]
+        lines = [Line.of(name, list(seeds.values())) for name, seeds in entries.items()]
+        lines.sort(key=lambda line: (-line.recall.mean if line.recall else 1.0, line.name))
+        boards[data, labels] = lines
+    return boards
+
+
+def _agrees(record: Record, entry: Entry, protocol: Protocol) -> bool:
     wanted = Job(
         table=LEADERBOARD,
         row=entry.name,
@@ -242,23 +290,40 @@ def _agrees(record: Record, protocol: Protocol) -> bool:
     return kept == {key: value for key, value in wanted.items() if key not in _OWN}
 
 
-def _section(data: str, entries: dict[str, dict[int, Record]]) -> str:
-    lines = [_Line.of(name, list(seeds.values())) for name, seeds in entries.items()]
-    lines.sort(key=lambda line: (-line.recall.mean if line.recall else 1.0, line.name))
-    everything = [entry.name for entry in find_entries()]
-    missing = [name for name in everything if name not in entries]
+def _section(data: str, labels: str, lines: "Sequence[Line]") -> str:
+    everything = [e.name for e in find_entries(labels="known" if labels == "known" else "none")]
+    here = {line.name for line in lines}
+    missing = [name for name in everything if name not in here]
     state = f"{len(everything) - len(missing)} of {len(everything)} entries are complete"
     todo = f"; still to run: {', '.join(missing)}" if missing else ""
-    heads = ["", "entry", "seeds", "learning rate", "Recall@1", "MAP@R", "seconds per step"]
-    table = ["| " + " | ".join(heads) + " |", "|---:|---" + "|---:" * 5 + "|"]
+    heads = ["", "entry", "seeds", "learning rate", "Recall@1", "MAP@R", "seconds per step", "GB"]
+    table = ["| " + " | ".join(heads) + " |", "|---:|---" + "|---:" * 6 + "|"]
     table += [f"| {place} | {line} |" for place, line in enumerate(lines, start=1)]
-    title = DATA_NAMES.get(data, data)
-    return "\n".join([f"### {title}", "", f"{state}{todo}.", "", *table]) + "\n"
+    title = board_title(data, labels)
+    picture = f"![Recall@1 and seconds per step: {title}](images/{board_picture(data, labels)})"
+    return "\n".join([f"## {title}", "", f"{state}{todo}.", "", picture, "", *table]) + "\n"
+
+
+def board_title(data: str, labels: str) -> str:
+    """What a table is called."""
+    return f"{DATA_NAMES.get(data, data)}{'' if labels == 'known' else ', without labels'}"
+
+
+def board_picture(data: str, labels: str) -> str:
+    """The file of a table's picture."""
+    return f"leaderboard-{data}{'' if labels == 'known' else '-without-labels'}.png"
 
 
 @dataclass(frozen=True)
-class _Line:
-    """One entry of a table."""
+class Line:
+    """One entry of a table.
+
+    Args:
+        recall: Recall@1 over the seeds, in percent; None where every run broke off.
+        precision: MAP@R, likewise.
+        seconds: Seconds per step of the quickest seed.
+        gigabytes: The plan's estimate of peak memory.
+    """
 
     name: str
     seeds: int
@@ -266,11 +331,19 @@ class _Line:
     recall: Estimate | None
     precision: Estimate | None
     seconds: float | None
+    gigabytes: float | None
 
     @classmethod
-    def of(cls, name: str, records: Sequence[Record]) -> "_Line":
+    def of(cls, name: str, records: Sequence[Record]) -> "Line":
+        """The line of an entry.
+
+        Args:
+            name: Name of the entry.
+            records: One for each seed.
+        """
         scores = [one["scores"]["test"] for one in records if one["failed"] is None]
         seconds = [s for one in records if (s := one.get("seconds_per_step")) is not None]
+        peaks = [p / 1e9 for one in records if (p := one.get("peak_bytes")) is not None]
         return cls(
             name=name,
             seeds=len(records),
@@ -278,13 +351,15 @@ class _Line:
             recall=estimate([100 * one["recall@1"] for one in scores]) if scores else None,
             precision=estimate([100 * one["map@r"] for one in scores]) if scores else None,
             seconds=min(seconds, default=None),
+            gigabytes=max(peaks, default=None),
         )
 
     def __str__(self) -> str:
         rates = ", ".join(f"{rate:g}" for rate in self.rates)
         seconds = "–" if self.seconds is None else f"{self.seconds:.2f}"
+        memory = "–" if self.gigabytes is None else f"{self.gigabytes:.1f}"
         recall = self.recall or "broke off"
         note = METHODS[self.name].note if self.name in METHODS else ""
         name = f"{self.name} ({note})" if note else self.name
-        cells = (name, self.seeds, rates, recall, self.precision or "–", seconds)
+        cells = (name, self.seeds, rates, recall, self.precision or "–", seconds, memory)
         return " | ".join(map(str, cells))

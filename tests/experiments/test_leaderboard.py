@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import cbml
 from cbml.errors import BadData
 from cbml.experiments import Sources, find_entries, read_records, run_leaderboard
 from cbml.experiments import leaderboard_markdown as markdown
-from cbml.experiments.leaderboard import Entry, Protocol, plan_final, read_protocol
+from cbml.experiments.figures import draw_leaderboard
+from cbml.experiments.leaderboard import (
+    Entry,
+    Protocol,
+    leaderboard_lines,
+    plan_final,
+    read_protocol,
+)
 from cbml.losses import LOSSES
 from cbml.methods import METHODS
 from cbml.runs import build_run_loss
@@ -90,6 +98,28 @@ def test_trials_then_one_run_at_the_best_rate_and_nothing_twice(root: Path, tmp_
     assert text.count(" ± ") == 4, "Recall@1 and MAP@R of two entries with two seeds"
 
 
+def test_methods_without_labels_have_a_table_of_their_own(root: Path, tmp_path: Path) -> None:
+    entries = find_entries(["nce", "pseudo_labels"], labels="none")
+    assert [entry.labels for entry in entries] == ["none", "each"]
+    with pytest.raises(BadData, match="fits no entry"):
+        find_entries(["cbml"], labels="none")
+    protocol = tiny()
+    config = protocol.config.replace(model={"crop": 16}, pseudo_labels={"clusters": 3})
+    protocol = dataclasses.replace(protocol, config=config)
+    assert run(root, tmp_path, entries=[*ENTRIES[:1], *entries], protocol=protocol) == {"done": 9}
+    records = read_records(tmp_path)
+    with_labels, without = markdown(records, protocol).split(", without labels\n")
+    assert "| 1 | cbml |" in with_labels
+    assert "| nce |" not in with_labels
+    assert "| nce |" in without
+    assert "| pseudo_labels |" in without
+    boards = leaderboard_lines(records, protocol)
+    assert list(boards) == [("tiny", "known"), ("tiny", "none")]
+    draw_leaderboard(boards["tiny", "none"], "tiny, without labels", tmp_path / "board.png")
+    with Image.open(tmp_path / "board.png") as picture:
+        assert picture.width > 700
+
+
 def test_another_dataset_takes_the_rates_of_the_first(root: Path, tmp_path: Path) -> None:
     entries = ENTRIES[:1]
     refused = run(root, tmp_path, data="other", entries=entries)["refused"]
@@ -128,11 +158,12 @@ def test_the_table_is_sorted_and_leaves_other_protocols_out() -> None:
             "failed": None,
             "scores": scores,
             "seconds_per_step": 0.5,
+            "peak_bytes": 2e9,
         }
 
     records = [record("circle", 0.5), record("margin", 0.75), record("angular", 0.9, steps=300)]
     lines = markdown(records).splitlines()
-    assert "| 1 | margin | 1 | 0.0001 | 75.0 | 25.0 | 0.50 |" in lines
-    assert "| 2 | circle | 1 | 0.0001 | 50.0 | 25.0 | 0.50 |" in lines
+    assert "| 1 | margin | 1 | 0.0001 | 75.0 | 25.0 | 0.50 | 2.0 |" in lines
+    assert "| 2 | circle | 1 | 0.0001 | 50.0 | 25.0 | 0.50 | 2.0 |" in lines
     assert not any(line.startswith("| 3") for line in lines)
     assert markdown([]) == "No records yet.\n"
