@@ -26,12 +26,14 @@ $(STAMP):
 
 install: $(STAMP)  ## create .venv with the pinned versions
 
-# What the demo and its page need, and not the developers' tools; a whole installation will do, too.
+# What the demo and its page need, and not the developers' tools: requirements-demo.lock, a part of
+# requirements.lock. A whole installation will do, too.
 DEMO_STAMP := $(subst .installed,.demo,$(STAMP))
 
 $(DEMO_STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test -e $(STAMP) || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,serve]'
+	test -e $(STAMP) || $(INSTALL) --require-hashes -r requirements-demo.lock
+	test -e $(STAMP) || $(INSTALL) --no-deps --no-build-isolation -e .
 	rm -f $(VENV)/.demo-*
 	touch $@
 
@@ -89,10 +91,15 @@ tables: $(STAMP)  ## render docs/reproduce.md and docs/leaderboard.md from resul
 dist: $(STAMP)  ## build the wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
-lock:  ## requirements.lock anew, after a change of constraints.txt or pyproject.toml
-	$(TOOL) uv==0.13.7; $$tool/bin/uv pip compile --quiet pyproject.toml --extra dev -c constraints.txt \
-	    --universal --python-version 3.11.5 --generate-hashes --no-annotate --no-header -o $$tool/lock; \
-	(head -1 requirements.lock; cat $$tool/lock) > $$tool/whole; cp $$tool/whole requirements.lock
+lock:  ## both lock files anew, after a change of constraints.txt or pyproject.toml
+	$(TOOL) uv==0.13.7; \
+	compile="$$tool/bin/uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes \
+	    --no-annotate --no-header pyproject.toml"; \
+	$$compile --extra dev -c constraints.txt -o $$tool/lock; \
+	echo setuptools | $$compile - --extra demo --extra serve -c $$tool/lock -o $$tool/demo; \
+	(head -1 requirements.lock; cat $$tool/lock) > $$tool/whole; \
+	(head -1 requirements-demo.lock; cat $$tool/demo) > $$tool/part; \
+	cp $$tool/whole requirements.lock; cp $$tool/part requirements-demo.lock
 
 licenses: $(STAMP)  ## docs/dependencies.md anew, from what the installed packages say of themselves
 	$(BIN)/python docs/dependencies.py > docs/dependencies.md.new

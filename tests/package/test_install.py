@@ -30,10 +30,14 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def names(group: list[str]) -> set[str]:
+    found = {re.match(r"[\w.-]+", line).group() for line in group}  # type: ignore[union-attr]
+    return {canonical(name) for name in found} - {"cbml"}
+
+
 def required() -> set[str]:
     groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
-    names = {re.match(r"[\w.-]+", line).group() for group in groups for line in group}  # type: ignore[union-attr]
-    return {canonical(name) for name in names} - {"cbml"}
+    return set().union(*map(names, groups))
 
 
 def pinned() -> dict[str, str]:
@@ -46,22 +50,41 @@ def test_every_dependency_has_one_exact_version() -> None:
     assert required() <= set(pinned()), "pin what pyproject.toml asks for in constraints.txt"
 
 
+def entries(lock: str) -> dict[str, tuple[str, str]]:
+    """Name -> version and hashes of what a lock file installs."""
+    text = (ROOT / lock).read_text()
+    found = re.findall(r"^([\w.-]+)==(\S+)[^\n]*\\\n((?:    --hash=.*\n?)+)", text, re.MULTILINE)
+    assert len(found) == len(re.findall("^[a-z]", text, re.MULTILINE)), "one without a hash"
+    return {canonical(name): (version, hashes) for name, version, hashes in found}
+
+
 def test_the_lock_holds_these_versions_and_the_hash_of_every_file() -> None:
-    text = (ROOT / "requirements.lock").read_text()
-    entries = re.findall(r"^([\w.-]+)==(\S+)[^\n]*\\\n((?:    --hash=.*\n?)+)", text, re.MULTILINE)
-    assert len(entries) == len(re.findall("^[a-z]", text, re.MULTILINE)), "one without a hash"
-    locked = {canonical(name): version for name, version, _ in entries}
-    assert pinned().items() <= locked.items(), "run `make lock`"
-    for name, _, hashes in entries:
+    locked = entries("requirements.lock")
+    versions = {name: version for name, (version, _) in locked.items()}
+    assert pinned().items() <= versions.items(), "run `make lock`"
+    for name, (_, hashes) in locked.items():
         lines = hashes.replace("\\", "").split()
         assert all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", line) for line in lines), name
 
 
+def test_the_lock_of_the_demo_is_a_part_of_the_whole() -> None:
+    part, extras = entries("requirements-demo.lock"), PROJECT["optional-dependencies"]
+    assert part.items() <= entries("requirements.lock").items(), "run `make lock`"
+    asked = [*PROJECT["dependencies"], *extras["demo"], *extras["serve"], "setuptools"]  # to build
+    assert names(asked) <= set(part)
+
+
 def test_what_installs_checks_hashes_and_names_no_registry() -> None:
-    assert "--require-hashes -r requirements.lock" in (ROOT / "Makefile").read_text()
-    for name in ("Makefile", ".ci/run", "requirements.lock", "constraints.txt", "Containerfile"):
+    locks = ("requirements.lock", "requirements-demo.lock")
+    for name in ("Makefile", ".ci/run", "constraints.txt", "Containerfile", *locks):
         text = (ROOT / name).read_text()
         assert not re.search(r"https?://|--(extra-)?index|--find-links|--trusted", text), name
+    installs = {"Makefile": r"\t.*(?:pip install|\$\(INSTALL\))", "Containerfile": "pip install"}
+    for name, words in installs.items():
+        found = re.findall(words + r" [^&\n]*", (ROOT / name).read_text())
+        assert len(found) >= 2
+        for command in found:  # by its hash, or the project itself, which brings nothing along
+            assert "--require-hashes -r" in command or "--no-deps" in command, (name, command)
 
 
 def test_the_page_of_dependencies_is_that_of_the_lock() -> None:
