@@ -1,11 +1,16 @@
-"""Groups of vectors around their means, by faiss, silent and repeatable."""
+"""Groups of vectors around their means, silent and repeatable."""
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import faiss
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from cbml.index.lloyd import Lloyd
 
 Vectors = NDArray[np.float32]
 
@@ -19,7 +24,7 @@ class Clusters:
         assignments: The nearest center of each vector. (N,)
         sizes: Vectors of each cluster; with many duplicates a cluster can stay empty. (K,)
         objective: Mean squared distance of a vector to its center; the mean cosine when spherical.
-        iterations: Iterations of each attempt.
+        iterations: Largest number of iterations of each attempt; it ends when nothing changes.
         seed: Random seed of the first centers.
         attempts: Starts with different first centers, of which the best was kept.
         spherical: Centers are unit vectors and the nearest is the one with the largest cosine.
@@ -46,14 +51,16 @@ def kmeans(
 ) -> Clusters:
     """Split vectors into clusters, each around its mean.
 
-    Every vector takes part: nothing is sampled. The same vectors, seed and number of threads give
-    the same clusters on the same processor. Where the clusters are at least as many as the distinct
-    vectors, each distinct vector is a center, and there are no more centers than that.
+    Every vector takes part: nothing is sampled. The same vectors and seed give the same clusters
+    with any number of threads. A tensor is clustered on its device. Where the clusters are at least
+    as many as the distinct vectors, each distinct vector is a center, and there are no more centers
+    than that.
 
     Args:
         vectors: One row each, array or tensor of floating point numbers. (N, D)
         clusters: Number of clusters, K.
-        iterations: Rounds of assignment and averaging; 20 as in pytorch-metric-learning.
+        iterations: Rounds of assignment and averaging, fewer where nothing changes any more; 20 as
+            in pytorch-metric-learning.
         seed: Random seed of the first centers.
         attempts: Start this often and keep the best.
         spherical: Compare by cosine; vectors and centers are scaled to unit length.
@@ -62,19 +69,22 @@ def kmeans(
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     rows = _rows(vectors, spherical)
-    distinct = _first_appearances(rows)
+    device = vectors.device if isinstance(vectors, Tensor) else torch.device("cpu")
+    # A power of two rounds nothing, and keeps the squares of large and small rows in float32.
+    _, exponent = np.frexp(np.abs(rows).max())
+    scaled = torch.from_numpy(np.ldexp(rows, -exponent)).to(device)
+    distinct = _first_appearances(rows, clusters + 1)
     if len(distinct) <= clusters:
-        centers = rows[distinct]
+        found = Lloyd(scaled, scaled[distinct], spherical)
     else:
-        trainer = _trainer(rows, clusters, iterations, seed, attempts, spherical)
-        trainer.train(rows)
-        centers = np.asarray(trainer.centroids, dtype=np.float32)
-    nearness, nearest = _nearest(rows, centers, spherical)
+        found = _best_attempt(scaled, clusters, iterations, seed, attempts, spherical)
+    assignments = found.nearest.cpu().numpy()
+    objective = float(found.nearness().mean())
     return Clusters(
-        centers=centers,
-        assignments=nearest,
-        sizes=np.bincount(nearest, minlength=len(centers)),
-        objective=float(nearness.mean(dtype=np.float64)),
+        centers=np.ldexp(found.centers.cpu().numpy(), exponent),
+        assignments=assignments,
+        sizes=np.bincount(assignments, minlength=len(found.centers)),
+        objective=objective if spherical else math.ldexp(objective, 2 * int(exponent)),
         iterations=iterations,
         seed=seed,
         attempts=attempts,
@@ -82,34 +92,30 @@ def kmeans(
     )
 
 
-def _trainer(
-    rows: Vectors, clusters: int, iterations: int, seed: int, attempts: int, spherical: bool
-) -> faiss.Kmeans:
-    return faiss.Kmeans(
-        rows.shape[1],
-        clusters,
-        niter=iterations,
-        nredo=attempts,
-        seed=seed,
-        spherical=spherical,
-        # faiss warns below the first number and samples above the second.
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(rows),
-    )
+def _best_attempt(
+    rows: Tensor, clusters: int, iterations: int, seed: int, attempts: int, spherical: bool
+) -> Lloyd:
+    def start(attempt: int) -> Lloyd:
+        # From the rows that faiss would start from, too.
+        order = np.empty(len(rows), dtype=np.int32)
+        untyped: Any = faiss  # its type stubs do not know this function
+        untyped.rand_perm(faiss.swig_ptr(order), len(rows), seed + 1 + attempt * 15486557)
+        first = torch.from_numpy(order[:clusters].astype(np.int64)).to(rows.device)
+        state = Lloyd(rows, rows[first], spherical)
+        state.run(iterations)
+        return state
+
+    sign = -1.0 if spherical else 1.0
+    return min(map(start, range(attempts)), key=lambda state: sign * float(state.nearness().mean()))
 
 
-def _nearest(rows: Vectors, centers: Vectors, cosine: bool) -> tuple[Vectors, NDArray[np.int64]]:
-    index = (faiss.IndexFlatIP if cosine else faiss.IndexFlatL2)(rows.shape[1])
-    index.add(centers)
-    nearness, nearest = index.search(rows, 1)  # (N, 1) each
-    return nearness[:, 0], nearest[:, 0]
-
-
-def _first_appearances(rows: Vectors) -> list[int]:
-    """The first row of every distinct vector."""
+def _first_appearances(rows: Vectors, limit: int) -> list[int]:
+    """The first row of every distinct vector; not more than the limit."""
     seen: dict[bytes, int] = {}
     for place, row in enumerate(rows):
         seen.setdefault(row.tobytes(), place)
+        if len(seen) == limit:
+            break
     return list(seen.values())
 
 

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from cbml.index import Clusters, kmeans
+from cbml.index.lloyd import Lloyd
+from tests.oracles.lloyd import lloyd
 
 
 def blobs(number: int, size: int, dim: int = 8) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -74,12 +77,13 @@ def test_zero_and_minus_zero_are_the_same_vector() -> None:
     assert len(kmeans(rows, 2).centers) == 1
 
 
-def test_duplicates_may_leave_clusters_empty_but_nothing_breaks() -> None:
+def test_duplicates_leave_no_cluster_empty() -> None:
     generator = np.random.default_rng(0)
     rows = np.repeat(generator.normal(size=(10, 4)), 30, axis=0).astype(np.float32)
     found = kmeans(rows, 9)
     check_sound(found, rows)
     assert np.isfinite(found.centers).all()
+    assert (found.sizes > 0).all()
 
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +105,121 @@ def test_spherical_centers_are_unit_vectors_and_length_does_not_matter() -> None
     cosines = unit @ found.centers.T
     assert np.array_equal(cosines.argmax(axis=1), found.assignments)
     assert found.objective == pytest.approx(cosines.max(axis=1).mean(), rel=1e-4)
+
+
+CASES = ("noise", "grid", "duplicates", "blobs", "offset", "line", "sphere", "sphere grid")
+
+
+def case(name: str, seed: int) -> NDArray[Any]:
+    """Vectors of a kind: ties and empty clusters abound in grids, lines and duplicates."""
+    chance = np.random.default_rng(seed)
+    number, dim = int(chance.integers(20, 60)), int(chance.integers(1, 6))
+    rows = {
+        "noise": chance.normal(size=(number, dim)),
+        "grid": chance.integers(0, 3, size=(number, dim)),
+        "duplicates": np.repeat(chance.normal(size=(number // 3, dim)), 3, axis=0),
+        "blobs": blobs(5, number, dim)[0],
+        "offset": 1000.0 + chance.normal(size=(number, dim)),
+        "line": np.arange(number)[:, None].repeat(dim, axis=1),
+        "sphere": chance.normal(size=(number, dim)),
+        "sphere grid": chance.integers(0, 3, size=(number, dim)) - 0.5,
+    }[name].astype(np.float32)
+    if name.startswith("sphere"):
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
+@pytest.mark.parametrize("tile", [60, 2**22])
+@pytest.mark.parametrize("name", CASES)
+def test_every_round_is_that_of_plain_lloyd(
+    name: str, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every bit of the centers, with ties, duplicates and empty clusters, in tiles or whole."""
+    monkeypatch.setattr("cbml.index.lloyd.TILE", tile)
+    empty = 0
+    for seed in range(12):
+        rows, spherical = case(name, seed), name.startswith("sphere")
+        clusters = 2 + seed
+        first = rows[np.random.default_rng(seed).permutation(len(rows))[:clusters]]
+        rounds = list(lloyd(rows, first, 8, spherical))
+        for iterations, (nearest, centers) in enumerate(rounds):
+            found = Lloyd(torch.from_numpy(rows), torch.from_numpy(first), spherical)
+            found.run(iterations)
+            assert found.nearest.tolist() == nearest.tolist(), (seed, iterations)
+            np.testing.assert_array_equal(found.centers.numpy(), centers)
+            empty += clusters - len(set(nearest.tolist()))
+    assert empty > 0 or name not in ("grid", "duplicates")
+
+
+@pytest.mark.parametrize("spherical", [False, True])
+def test_products_as_wrong_as_the_bound_allows_change_nothing(
+    spherical: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = torch.Generator().manual_seed(0)
+    exact = torch.mm
+
+    def noisy(rows: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
+        products = exact(rows, centers)
+        worst = (rows.shape[1] + 6) * 2.0**-24 * 1.5  # of unit vectors
+        return products + worst * (2.0 * torch.rand(products.shape, generator=chance) - 1.0)
+
+    monkeypatch.setattr(torch, "mm", noisy)
+    for seed in range(30):
+        places = np.random.default_rng(seed).integers(0, 4, size=(60, 3)) - 1.5
+        rows = (places / np.linalg.norm(places, axis=1, keepdims=True)).astype(np.float32)
+        first = rows[np.random.default_rng(seed).permutation(60)[:12]]
+        for iterations, (nearest, _) in enumerate(lloyd(rows, first, 6, spherical)):
+            found = Lloyd(torch.from_numpy(rows), torch.from_numpy(first), spherical)
+            found.run(iterations)
+            assert found.nearest.tolist() == nearest.tolist(), (seed, iterations)
+
+
+def test_known_outcomes_are_not_computed_again() -> None:
+    """Twenty rounds cost a few: most centers stop moving early. Nothing is compared at the end."""
+    rows = np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    found = Lloyd(torch.from_numpy(rows), torch.from_numpy(rows[:300]), False)
+    once = found.compared
+    assert once == 3000 * 300
+    found.run(20)
+    assert found.compared < 10 * once
+    found.run(200)
+    settled = found.compared
+    found.run(20)
+    assert found.compared == settled
+
+
+def test_the_number_of_threads_does_not_matter() -> None:
+    rows = np.random.default_rng(0).normal(size=(2000, 32)).astype(np.float32)
+    usual = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(kmeans(rows, 100))
+    finally:
+        torch.set_num_threads(usual)
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0].centers, other.centers)
+        np.testing.assert_array_equal(found[0].assignments, other.assignments)
+
+
+@pytest.mark.parametrize("power", [-100, 60, 126])
+def test_lengths_near_the_ends_of_float32_change_nothing(power: int) -> None:
+    rows = np.random.default_rng(0).uniform(0.5, 1.0, size=(200, 4)).astype(np.float32)
+    plain, scaled = kmeans(rows, 9), kmeans(np.ldexp(rows, power), 9)
+    assert np.array_equal(plain.assignments, scaled.assignments)
+    assert np.array_equal(np.ldexp(plain.centers, power), scaled.centers)
+    assert scaled.objective == pytest.approx(plain.objective * 4.0**power)
+
+
+def test_the_first_centers_are_those_of_faiss() -> None:
+    """Clusters that were found before are found again, but for rounding."""
+    rows = np.random.default_rng(0).normal(size=(600, 8)).astype(np.float32)
+    peer = faiss.Kmeans(8, 30, niter=5, seed=3, min_points_per_centroid=1)
+    peer.train(rows)
+    found = kmeans(rows, 30, iterations=5, seed=3)
+    np.testing.assert_allclose(found.centers, peer.centroids, atol=1e-5)
 
 
 def with_row(value: float) -> NDArray[Any]:
