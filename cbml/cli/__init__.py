@@ -127,11 +127,7 @@ def _short(program: str) -> str:
 
 
 def exit_code(error: Exception) -> int:
-    """What the program ends with after an error.
-
-    Args:
-        error: that nobody caught.
-    """
+    """What the program ends with after an error."""
     if isinstance(error, BadData) or (isinstance(error, OSError) and _about_a_file(error)):
         return 3
     return 4 if isinstance(error, DamagedFile) else 1

@@ -73,15 +73,10 @@ class BatchOrder(Protocol):
 
         Args:
             epoch: number of the epoch, from 0.
-            step: number of the batch within the epoch.
         """
 
     def rank_slice(self, batch_size: int) -> slice:
-        """The part of a global batch that belongs to this rank.
-
-        Args:
-            batch_size: size of the global batch.
-        """
+        """The part of a global batch that belongs to this rank."""
 
 
 class Batches:

@@ -288,7 +288,6 @@ def find_masks(root: Path, folders: Mapping[Path, list[Path]]) -> dict[Path, str
     """Folders that seem to hold masks -> why; empty where nothing else would be left.
 
     Args:
-        root: the folder that was named.
         folders: each folder below it that holds images, with the images.
     """
     found: dict[Path, str] = {}

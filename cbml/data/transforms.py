@@ -72,7 +72,6 @@ class TrainTransform:
 
         Args:
             pixels: (3, H, W) uint8.
-            generator: where the randomness comes from.
         """
         resized = resized_short_side(pixels, short_side(self.crop))
         boxes, mirrored = self.boxes(

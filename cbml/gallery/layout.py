@@ -29,7 +29,6 @@ def layout(vectors: Rows, *, seed: int = 0) -> NDArray[np.uint16]:
 
     Args:
         vectors: unit rows. (N, D)
-        seed: of the choice of landmarks.
     """
     count = len(vectors)
     if count < 3:

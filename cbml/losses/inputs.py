@@ -21,7 +21,6 @@ def as_matrix(embeddings: Tensor, name: str) -> Tensor:
 
     Args:
         embeddings: one row per image, also as a numpy array or lists. (B, D)
-        name: the argument's name, for the error.
     """
     embeddings = _as_tensor(embeddings, name)
     if embeddings.dim() != 2 or embeddings.shape[1] == 0:
@@ -37,7 +36,6 @@ def as_labels(labels: Tensor, matrix: Tensor, name: str) -> Tensor:
     Args:
         labels: one integer per row, also as a numpy array or list. (B,)
         matrix: the embeddings. (B, D)
-        name: the argument's name, for the error.
     """
     labels = _as_tensor(labels, name)
     if labels.dim() != 1 or len(labels) != len(matrix):
@@ -109,7 +107,6 @@ def unit_rows(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
 
     Args:
         matrix: float32 or float64. (B, D)
-        name: the argument's name, for the error.
     """
     lengths = torch.linalg.vector_norm(matrix, dim=1, keepdim=True)  # (B, 1)
     limits = torch.finfo(matrix.dtype)

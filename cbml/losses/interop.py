@@ -48,7 +48,6 @@ class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
         Args:
             embeddings: one row per image. (B, D)
             labels: one integer per row. (B,)
-            indices_tuple: pairs or triplets of a miner.
             ref_emb: references; the embeddings themselves where there are none. (R, D)
             ref_labels: their labels. (R,)
         """

@@ -99,7 +99,6 @@ def pair_terms(
     Args:
         rows: unit vectors of the anchors. (B, D)
         columns: unit vectors of the references, or None for the anchors themselves. (R, D)
-        pairs: which pairs are positive and negative.
         wants_grad: whether the gradients of rows and of columns are needed.
     """
     others = rows if columns is None else columns

@@ -52,11 +52,7 @@ def check_number(
 
 
 def check_flag(value: bool, name: str) -> bool:
-    """The value, if it is True or False.
-
-    Args:
-        name: the argument's name, for the error.
-    """
+    """The value, if it is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value

@@ -114,12 +114,7 @@ class DCML(Method):
         return torch.stack(logits, dim=1).log_softmax(dim=2)
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """What the composites lose, and how unsure the gates are.
-
-        Args:
-            outputs: With the parts of the composites, and the sub-embeddings of any length.
-            batch: Labels of the rows.
-        """
+        """What the composites lose, and how unsure the gates are."""
         log_weights = self.log_weights([outputs.parts[f"raw:{name}"] for name in self.subs])
         if self.joint:
             whole = torch.cat([outputs.parts[f"raw:{name}"] for name in self.mixed], dim=1)

@@ -105,7 +105,6 @@ class Draws:
         Args:
             log_weights: -inf where a column must not be drawn, which is only drawn where fewer
                 than `count` are left. (B, B)
-            count: How many.
         """
         size = len(self._rank)
         uniform = torch.rand(size, size, generator=self._generator, dtype=torch.float64)
@@ -123,8 +122,6 @@ def sampled_pairs(
 
     Args:
         rows: Unit vectors. (B, D)
-        batch: Their labels.
-        draws: Source of chance.
         near: Distances below weigh as this one.
     """
     same = batch.labels[:, None] == batch.labels[None, :]

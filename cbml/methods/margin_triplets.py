@@ -65,7 +65,6 @@ class MarginTriplets(nn.Module):
 
         Args:
             rows: Unit vectors. (B, D)
-            batch: Labels and indices of the rows.
         """
         anchors, positives, negatives = self.triplets(rows, batch)
         return margin_loss(
@@ -82,7 +81,6 @@ class MarginTriplets(nn.Module):
 
         Args:
             rows: Unit vectors. (B, D)
-            batch: Labels and indices of the rows.
         """
         draws, labels = Draws(batch, self.seed), batch.labels
         if self.rule == "random":

@@ -75,20 +75,12 @@ class PseudoLabels(Method):
         self.collapse = collapse
 
     def start(self, view: TrainingView) -> None:
-        """Let the linear layer whiten the features, if asked.
-
-        Args:
-            view: Of the model before its first step.
-        """
+        """Let the linear layer whiten the features, if asked."""
         if self.head_start == "whitened":
             start_head(view.model, view.embed)
 
     def before_epoch(self, view: TrainingView) -> EpochPlan | None:
-        """New labels where they are due.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """New labels where they are due."""
         if self.clusters is None or view.epoch % self.every:
             return None
         readable, images = view.readable, view.batches.images

@@ -112,13 +112,7 @@ MIXINGS: dict[str, Callable[[int, int, int], nn.Module]] = {
 
 
 def mixed_dim(mixing: str, dim: int, count: int) -> int:
-    """The width of a mixing head.
-
-    Args:
-        mixing: A name in MIXINGS.
-        dim: Width of each head that it mixes.
-        count: How many they are.
-    """
+    """The width of a mixing head."""
     return dim * count if mixing == "relations" else dim
 
 
@@ -140,18 +134,12 @@ def piece_width(features: int, place: int, count: int) -> int:
     Args:
         features: C.
         place: Which of them, from 0.
-        count: How many there are.
     """
     return features * (place + 1) // count - features * place // count
 
 
 def linear(incoming: int, outgoing: int) -> nn.Linear:
-    """A linear layer as all heads begin: kaiming-normal (fan-out), without bias.
-
-    Args:
-        incoming: Width of what it reads.
-        outgoing: Width of what it gives.
-    """
+    """A linear layer as all heads begin: kaiming-normal (fan-out), without bias."""
     layer = nn.Linear(incoming, outgoing)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out")
     nn.init.zeros_(layer.bias)

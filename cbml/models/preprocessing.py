@@ -170,7 +170,6 @@ class ImageReader(Dataset[Any]):
         """One framed image and its name, or what went wrong.
 
         Args:
-            item: an image, or what `load` takes.
             number: its place in the whole, its name if it has no path.
         """
         name = os.fspath(item) if isinstance(item, str | os.PathLike) else f"image {number}"

@@ -33,7 +33,6 @@ def load_weights(network: nn.Module, name: str, source: str | Path) -> str:
     """Fill a freshly built backbone and say in one line with what.
 
     Args:
-        network: what the backbone's `build` gave.
         source: "imagenet", "package", "none", "path:<file>" or a Path.
     """
     if source == "none":

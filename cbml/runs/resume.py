@@ -48,7 +48,6 @@ def check_same_run(folder: Path, config: RunConfig) -> RunConfig:
     """The config, filled in as the run has filled it; every other difference is refused by name.
 
     Args:
-        folder: The run's folder.
         config: What the run is to be continued with.
     """
     before, config = recorded_config(folder), as_recorded(folder, config)
@@ -66,7 +65,6 @@ def as_recorded(folder: Path, config: RunConfig) -> RunConfig:
     """The config with what it leaves open as the run in a folder has chosen it.
 
     Args:
-        folder: The run's folder.
         config: May leave crop, length, batch sizes and the like open.
     """
     before = recorded_config(folder)

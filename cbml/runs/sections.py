@@ -315,7 +315,6 @@ def changed_section(section: Section, change: Change) -> Section:
     """The section with some fields changed; further keys of `loss` and `method` are options.
 
     Args:
-        section: To start from.
         change: Another section, a mapping, or the name that leads the section; None for nothing.
     """
     if change is None:

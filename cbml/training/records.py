@@ -27,11 +27,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add the numbers of one line.
-
-        Args:
-            line: as for `Records.add`.
-        """
+        """Add the numbers of one line."""
         step = int(line["step"])
         if self._writer is None:
             # A resumed run does some steps again: tensorboard forgets what it had from them.
@@ -140,11 +136,7 @@ class Records:
         return [scores[name] for scores in lines if scores.get(name) is not None]
 
     def cut_back(self, step: int) -> None:
-        """Forget the lines of steps that a resumed run will do again.
-
-        Args:
-            step: updates done at the checkpoint.
-        """
+        """Forget the lines of steps that a resumed run will do again."""
         if not (self.writes and self.folder is not None):
             return
         kept = [line for line in read_metrics(self.folder) if line["step"] <= step]

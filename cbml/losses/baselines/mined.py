@@ -201,7 +201,6 @@ def masked_pair_value(
 
     Args:
         loss: a loss of pytorch-metric-learning that works on masks of pairs.
-        batch: what to compute it for.
         indices: pairs or triplets, or None for all pairs.
     """
     if indices is None:
@@ -216,7 +215,6 @@ def hard_pairs(batch: Batch, margin: float) -> tuple[Tensor, ...]:
     """Positives within the margin of the hardest negative, negatives of the hardest positive.
 
     Args:
-        batch: whose pairs to choose from.
         margin: ε.
     """
     similarity = batch.similarity()
@@ -248,12 +246,7 @@ def hard_masks(
 def pml_arguments(
     batch: Batch, indices: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | None, Tensor | None, Tensor | None]:
-    """The batch in the order of pytorch-metric-learning, where no references mean the batch.
-
-    Args:
-        batch: what to compute a loss for.
-        indices: pairs or triplets, or None for all.
-    """
+    """The batch in the order of pytorch-metric-learning, where no references mean the batch."""
     if batch.is_self:
         return batch.anchors, batch.labels, indices, None, None
     return batch.anchors, batch.labels, indices, batch.columns, batch.column_labels

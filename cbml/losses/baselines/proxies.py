@@ -275,7 +275,6 @@ def chosen_steps(length: int, gap: int) -> range:
     """Which steps of the memory are used, counted back from the newest, which is 0.
 
     Args:
-        length: how many steps it holds.
         gap: M.
     """
     return range(gap, length, gap + 1)
