@@ -27,8 +27,6 @@ from cbml.data.downloads import cache_folder
 from cbml.errors import BadData
 from cbml.files import locked
 
-__all__ = ["Limits", "extract", "folder_of"]
-
 _SUFFIXES = (".tgz", ".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
 _CHUNK = 1 << 20
 _HEADER_LIMIT = 4 << 20  # longest single read that an honest header of a tar member needs

@@ -10,14 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cbml.data.decode import UnreadableImage, prefetch
+from cbml.data.decode import FileImages, ImageSource, UnreadableImage, UnreadableImages, prefetch
 from cbml.data.image_dataset import ImageDataset
-from cbml.data.image_files import FileImages, ImageSource, UnreadableImages
 from cbml.data.sampler import ClassBalancedSampler
 from cbml.data.transforms import Normalization, TrainTransform, short_side
 from cbml.errors import BadData
-
-__all__ = ["Batch", "BatchOrder", "Batches", "EpochBatches"]
 
 
 class Batch(NamedTuple):

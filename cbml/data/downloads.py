@@ -13,8 +13,6 @@ from pathlib import Path
 from cbml.errors import BadData
 from cbml.files import locked
 
-__all__ = ["Download", "cache_folder", "download", "get"]
-
 
 def cache_folder() -> Path:
     """The folder named by CBML_CACHE, else `cbml` in the user's cache folder."""

@@ -15,9 +15,6 @@ from cbml.data.splits import SPLIT_NAMES, class_splits, stated_splits, unlabeled
 from cbml.data.table import find_metadata, metadata_splits
 from cbml.errors import BadData
 
-__all__ = ["Labels", "SplitBy", "find_masks", "find_pattern", "folder", "labels_from_names"]
-
-
 Labels = Literal["folders", "names"]
 SplitBy = Literal["stated", "classes"]
 Folders = Mapping[Path, list[Path]]

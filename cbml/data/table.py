@@ -14,8 +14,6 @@ from cbml.data.image_dataset import ROLES, Splits
 from cbml.data.splits import SPLIT_NAMES, class_splits, stated_splits, unlabeled_splits
 from cbml.errors import BadData, MissingExtra
 
-__all__ = ["TABLE_SUFFIXES", "find_metadata", "metadata_splits", "table"]
-
 _JSON_SUFFIXES = {".jsonl", ".ndjson"}
 _PARQUET_SUFFIXES = {".parquet", ".pq"}
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"} | _JSON_SUFFIXES | _PARQUET_SUFFIXES)

@@ -32,8 +32,6 @@ from cbml.index import Store
 from cbml.models import Embedder, embed, embed_outputs
 from cbml.outputs import Reranker
 
-__all__ = ["Gallery"]
-
 # As deep as the stores can look; ranks below it are unknown.
 DEPTH = 16_384
 # As many images below it are compared one by one, where a filter leaves no more than these.

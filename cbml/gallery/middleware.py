@@ -17,21 +17,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = [
-    "BODY_LIMIT",
-    "ERROR_HANDLERS",
-    "HEADERS",
-    "READ_SECONDS",
-    "UPLOADS",
-    "Guard",
-    "Metrics",
-    "Refusal",
-    "Uploads",
-    "allowed_hosts",
-    "error_body",
-    "is_loopback",
-]
-
 BODY_LIMIT = 32 * 1024 * 1024
 READ_SECONDS = 10.0
 UPLOADS = 16

@@ -6,15 +6,6 @@ import numpy
 import torch
 from torch import Tensor
 
-__all__ = [
-    "as_labels",
-    "as_matrix",
-    "as_pairs",
-    "check_range",
-    "unit_rows",
-    "without_self_references",
-]
-
 
 def as_matrix(embeddings: Tensor, name: str) -> Tensor:
     """The embeddings as a float32 or float64 matrix; half precision is widened.

@@ -17,8 +17,6 @@ from pytorch_metric_learning.losses import CrossBatchMemory as LibraryMemory
 from pytorch_metric_learning.losses import SelfSupervisedLoss as LibrarySelfSupervised
 from torch import Tensor, nn
 
-__all__ = ["CrossBatchMemory", "LibraryLoss", "SelfSupervisedLoss"]
-
 
 class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
     """A loss of ours as one of pytorch-metric-learning's, for `DistributedLossWrapper`.

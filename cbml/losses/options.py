@@ -4,18 +4,6 @@ import math
 import numbers
 from typing import Literal
 
-from cbml.errors import check_choice
-
-__all__ = [
-    "Averaging",
-    "Dataset",
-    "Reduction",
-    "check_choice",
-    "check_count",
-    "check_flag",
-    "check_number",
-]
-
 Averaging = Literal["log", "sqrt", "const"]
 Reduction = Literal["mean", "sum"]
 Dataset = Literal["cub", "cars", "sop", "inshop"]

@@ -16,7 +16,7 @@ class DRML(Method):
     """Branches routed by reconstruction, and relations between them (Zheng et al. 2021).
 
     With h_k the k-th piece of the pooled features, v_k the unit vector of the linear branch on it
-    and "out" the branches and their relations side by side (`cbml.models.mixing`):
+    and "out" the branches and their relations side by side (`cbml.models.heads`):
 
         e_k  = mean (sg(h_k) - Dec_k sg(v_k))²        (B,) what branch k loses of an image
         k(n) = argmin_k e_k[n]                        the branch of image n

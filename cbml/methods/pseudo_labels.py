@@ -15,8 +15,6 @@ from cbml.methods.whitening import image_features, start_head, whitened
 from cbml.models import Embedder
 from cbml.training import EpochPlan, Method, NonFiniteError, TrainingView
 
-__all__ = ["PseudoLabels", "move_class_vectors"]
-
 Vectors = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Study = Callable[[Embedder, Labels], Mapping[str, float]]

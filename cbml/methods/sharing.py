@@ -5,7 +5,7 @@ from torch import nn
 
 from cbml.errors import BadData
 from cbml.losses import check_count, check_number
-from cbml.methods.margin_triplets import MarginTriplets, Rule
+from cbml.methods.margin import MarginTriplets, Rule
 from cbml.methods.mic import decorrelation
 from cbml.models import Embedder, Head
 from cbml.outputs import Outputs

@@ -10,17 +10,6 @@ from cbml.data import ClassBalancedSampler, EpochBatches
 from cbml.methods.whitening import image_features
 from cbml.training import TrainingView
 
-__all__ = [
-    "batches_of",
-    "can_be_learned_from",
-    "cluster_plans",
-    "first_batches",
-    "renumbered",
-    "round_robin",
-    "unit_features",
-    "without_lone_images",
-]
-
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 

@@ -15,8 +15,6 @@ from cbml.data.discovery import Found
 from cbml.data.spec import DatasetSpec
 from cbml.errors import BadData, MissingExtra
 
-__all__ = ["emoji"]
-
 _SKIN_TONES = frozenset(range(0x1F3FB, 0x1F400))
 _FLAG_LETTERS = range(0x1F1E6, 0x1F200)
 _TAGS = range(0xE0000, 0xE007F)

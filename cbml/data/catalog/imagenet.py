@@ -21,8 +21,6 @@ from cbml.data.discovery import (
 from cbml.data.spec import DatasetSpec, unrecognized
 from cbml.errors import BadData
 
-__all__ = ["imagenet"]
-
 _ANSWERS = "LOC_val_solution.csv"
 
 

@@ -16,17 +16,6 @@ from cbml.losses.inputs import (
 )
 from cbml.losses.options import check_count, check_number
 
-__all__ = [
-    "BaselineLoss",
-    "Batch",
-    "ProxyLoss",
-    "check_classes",
-    "check_width",
-    "distances",
-    "masked_logsumexp",
-    "masked_mean",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:

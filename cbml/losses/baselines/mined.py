@@ -14,20 +14,9 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triple
 from torch import Tensor
 from torch.nn import functional
 
+from cbml.errors import check_choice
 from cbml.losses.baselines.baseline import BaselineLoss, Batch
-from cbml.losses.options import check_choice, check_count, check_number
-
-__all__ = [
-    "Circle",
-    "FastAP",
-    "MultiSimilarity",
-    "TripletEasyPositive",
-    "TripletSemihard",
-    "hard_masks",
-    "hard_pairs",
-    "masked_pair_value",
-    "pml_arguments",
-]
+from cbml.losses.options import check_count, check_number
 
 Negatives = Literal["semihard", "hard", "easy"]
 
