@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cbml.losses import LOSSES
-from cbml.models import BACKBONE_NAMES
+from cbml.models import BACKBONES
 
 if TYPE_CHECKING:
     from cbml.runs import RunConfig, RunResult
@@ -62,7 +62,7 @@ def verb(
     ] = None,
     backbone: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(BACKBONE_NAMES)}; timm:NAME; or package.module:function."),
+        typer.Option(help=f"{', '.join(BACKBONES)}; timm:NAME; or package.module:function."),
     ] = None,
     start: Annotated[
         str | None,

@@ -146,9 +146,6 @@ def _fill(
 
 # Weights files: downloads whose hash is checked, and reading that cannot run code.
 
-_BN_INCEPTION = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
-_TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "googlenet")
-
 
 def read_tensors(path: Path) -> Tensors:
     """The named tensors of a .safetensors, .pt, .pth or .bin file; nothing in it is run."""
@@ -178,19 +175,17 @@ def read_tensors(path: Path) -> Tensors:
 
 def download(name: str) -> tuple[Tensors, str]:
     """A backbone's public ImageNet weights and one line that says which; the hash is checked."""
-    if name == "bn_inception":
-        url, label = _BN_INCEPTION, "Cadene's bn_inception"
-    elif name in _TORCHVISION:
-        weights = torchvision.models.get_model_weights(name).IMAGENET1K_V1
-        url, label = weights.url, f"torchvision {weights}"
-    elif name == "efficientnet_lite0":
-        return _download_timm(name, "tf_efficientnet_lite0")
-    elif name.startswith("timm:"):
-        return _download_timm(name, name.removeprefix("timm:"))
-    else:
+    source = find_backbone(name).imagenet
+    if source is None:
         raise BadData(
             f"{name}: no ImageNet weights to download; use weights='none' or 'path:<file>'"
         )
+    label, url = source
+    if label == "timm":
+        return _download_timm(name, url)
+    if label == "torchvision":
+        weights = torchvision.models.get_model_weights(url).IMAGENET1K_V1
+        url, label = weights.url, f"torchvision {weights}"
     path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     prefix = re.findall(r"-([a-f0-9]{8,})\.", path.name)[0]
     if not path.is_file():

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from cbml.errors import BadData, nearest
 from cbml.losses import LOSSES
 from cbml.methods import METHODS
-from cbml.models import BACKBONE_NAMES
+from cbml.models import BACKBONES
 from cbml.runs.config import RunConfig
 from cbml.runs.sections import FLAT_KEYS, LENGTHS, SECTIONS, plain_value
 
@@ -26,7 +26,7 @@ def check_names(config: RunConfig) -> None:
     names: tuple[tuple[str, str | None, Collection[str]], ...] = (
         ("method", config.method.name, METHODS),
         ("loss", config.loss.name, LOSSES),
-        ("backbone", config.model.backbone, BACKBONE_NAMES),
+        ("backbone", config.model.backbone, BACKBONES),
     )
     for kind, name, known in names:
         if name is not None and ":" not in name and name not in known:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cbml.errors import BadData
-from cbml.models import BACKBONE_NAMES, BACKBONES
 from cbml.runs import FLAT_KEYS, SECTIONS, RunConfig, parse_overrides
 from cbml.training import Settings
 
@@ -146,10 +145,6 @@ def test_a_config_is_made_without_torch() -> None:
         "assert 'torch' not in sys.modules, 'torch'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_names_that_are_checked_are_those_of_the_tables() -> None:
-    assert tuple(BACKBONES) == BACKBONE_NAMES
 
 
 def test_a_misspelled_name_costs_no_import_of_torch() -> None:
