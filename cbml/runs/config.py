@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cbml.errors import BadData
 from cbml.methods import METHODS
-from cbml.runs.old_records import sections_of_recipe
+from cbml.runs.old_records import current_sections
 from cbml.runs.sections import (
     LENGTHS,
     SECTIONS,
@@ -245,8 +245,7 @@ class RunConfig:
             facts: As read back from JSON.
             allow_code: Accept what is the user's own.
         """
-        if "backbone" in facts:
-            facts = sections_of_recipe(facts)
+        facts = current_sections(facts)
         config = object.__new__(cls)
         try:
             parts = {

@@ -25,7 +25,8 @@ from cbml.training.settings import Settings
 # What may differ between a run and its continuation: how long, and what is written how often.
 _MAY_CHANGE = (
     *("steps", "epochs", "patience", "validate_every", "checkpoint_every"),
-    *("keep_checkpoints", "collapse", "bad_numbers", "skips_allowed"),
+    *("keep_checkpoints", "collapse", "non_finite", "skips_allowed"),
+    "bad_numbers",  # what `non_finite` was called, in checkpoints from before
 )
 
 
