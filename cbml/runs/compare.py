@@ -20,7 +20,6 @@ FREE = frozenset(
         "training.validate_every",
         *("training.checkpoint_every", "training.keep_checkpoints", "training.tensorboard"),
         *("training.collapse", "training.non_finite", "training.skips_allowed", "data.workers"),
-        "training.bad_numbers",  # what `non_finite` was called, in checkpoints from before
     }
 )
 # What a config may leave open, and a run fills in when it starts.

@@ -56,6 +56,29 @@ def _numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
 
 
 @dataclass(frozen=True)
+class Fitted:
+    """What became of a training run.
+
+    Args:
+        steps: Updates done, those of earlier parts of the run included.
+        best_step: The step after which the model was best in validation; None without validation.
+        best_score: Validation score of that step.
+        start_score: Validation score before the first step; None without validation.
+        last_score: Validation score after the last step.
+        learning_rates: The learning rate of each group before the schedule.
+        stopped_early: Whether patience ran out before the last step.
+    """
+
+    steps: int
+    best_step: int | None
+    best_score: float | None
+    start_score: float | None
+    last_score: float | None
+    learning_rates: dict[str, float]
+    stopped_early: bool
+
+
+@dataclass(frozen=True)
 class Run:
     """Where a training run keeps its records.
 

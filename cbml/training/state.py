@@ -58,6 +58,7 @@ class TrainingState:
         self.step = 0
         self.rest: frozenset[str] = frozenset()
         self.best_score: float | None = None
+        self._best_saved: int | None = None
         self.best_tie: float | None = None
         self.best_step: int | None = None
         self.best_weights: dict[str, Tensor] | None = None
@@ -99,6 +100,12 @@ class TrainingState:
             self.model.load_state_dict(self.best_weights)
         if self.best_method is not None:
             self.method.load_state_dict(self.best_method)
+
+    def save_best(self, folder: Path) -> None:
+        """Write the model of the best step, if there is one and it is not written yet."""
+        if self.best_step is not None and self._best_saved != self.best_step:
+            self.model.save(folder, weights=self.best_weights)
+            self._best_saved = self.best_step
 
     def describe(self) -> dict[str, Any]:
         """What is trained, on which batches and how, as plain values."""
