@@ -31,7 +31,7 @@ OwnBackbone = Annotated[
     typer.Option(
         "--backbone",
         metavar="MODULE:FUNCTION",
-        help="The network of your own that the model was trained with.",
+        help="Your own network, if the model was trained with one.",
         show_default=False,
     ),
 ]
