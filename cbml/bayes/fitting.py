@@ -109,7 +109,7 @@ def _fit_line(results: Results, share: float) -> Line:
     matches = results.matches
     if matches.all() or not matches.any():
         raise BadData(
-            "labels: too few classes to fit probabilities to: half of them has no relevant or no "
+            "labels: too few classes to fit probabilities: half of them have no relevant or no "
             "irrelevant results; use more validation classes"
         )
     ceiling = 1.0

@@ -133,7 +133,7 @@ def read_image(source: Path | bytes, *, pixel_limit: int = PIXEL_LIMIT) -> Image
         known = ", ".join(FORMATS)
         raise UnreadableImage(name, f"not an image of a known format ({known})") from None
     except MemoryError:
-        raise UnreadableImage(name, "needs more memory than there is") from None
+        raise UnreadableImage(name, "needs more memory than is available") from None
     except Exception as error:  # decoders fed with damaged bytes raise nearly anything
         raise UnreadableImage(name, f"damaged ({' '.join(str(error).split())[:120]})") from None
 
@@ -203,7 +203,9 @@ def _in_color(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         return _from_wide_gray(image)
     if image.mode == "F":
-        raise UnreadableImage("", "floating-point pixels have no agreed white; save it with 8 bits")
+        raise UnreadableImage(
+            "", "floating-point pixels have no standard white level; save it with 8 bits"
+        )
     transparent = image.mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in image.info
     if not transparent:
         return image if image.mode == "RGB" else image.convert("RGB")
@@ -216,7 +218,9 @@ def _from_wide_gray(image: Image.Image) -> Image.Image:
     """16 bits to 8 by division; `convert` would clip, which turns a ramp almost white."""
     values = np.asarray(image).astype(np.int64)
     if values.size and (values.min() < 0 or values.max() > 0xFFFF):
-        raise UnreadableImage("", "32-bit gray has no agreed white; save it with 8 or 16 bits")
+        raise UnreadableImage(
+            "", "32-bit gray has no standard white level; save it with 8 or 16 bits"
+        )
     gray = ((values + 128) // 257).astype(np.uint8)
     return Image.fromarray(gray).convert("RGB")
 

@@ -68,7 +68,7 @@ def get(
     """
     if not files:
         raise BadData(
-            f"{name}: its owners ask for an agreement first, see {page}; then give the "
+            f"{name}: its owners require an agreement first, see {page}; then give the "
             f"folder or archive you received, as in  cbml data check ARCHIVE --as {name}"
         )
     remedy = f"if you have the archive, give it instead: cbml data check ARCHIVE --as {name}"

@@ -155,17 +155,17 @@ def check_figure(figure: Figure, jobs: Sequence[Job]) -> None:
     known = sorted({job.config.data.source for job in jobs})
     if len(known) > 1:
         names = " or ".join(known)
-        raise BadData(f"{figure.table.name}: is of one dataset; choose by --data {names}")
+        raise BadData(f"{figure.table.name}: shows one dataset; choose it with --data {names}")
     swept = {
         str({key: value for key, value in job.overrides.items() if key != figure.drawn_apart})
         for job in jobs
     }
     if len(swept) > 1:
-        raise BadData(f"{figure.table.name}: is of one setting; give one value to each --set")
+        raise BadData(f"{figure.table.name}: shows one setting; give each --set one value")
     rows = {job.row for job in jobs}
     if len(rows) < figure.fewest:
         raise BadData(
-            f"{figure.table.name}: needs {figure.fewest} rows whose runs did not break off; there "
+            f"{figure.table.name}: needs {figure.fewest} rows whose runs finished; there "
             f"are {len(rows)}"
         )
 

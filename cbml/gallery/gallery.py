@@ -282,7 +282,7 @@ class Gallery:
             if self._model is None:
                 folder = self.state.model_folder(self.folder)
                 if not is_saved(folder):
-                    raise BadData(f"{self.folder}: was made anew by another model; open it again")
+                    raise BadData(f"{self.folder}: was rebuilt with another model; open it again")
                 self._model = Embedder.load(folder)
             return self._model
 

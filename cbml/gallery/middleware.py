@@ -292,9 +292,9 @@ class Uploads:
             async with asyncio.timeout(self.read_seconds):
                 return await self._collected(request)
         except TimeoutError:
-            raise Refusal(408, f"the body did not come within {self.read_seconds:g} s") from None
+            raise Refusal(408, f"the body did not arrive within {self.read_seconds:g} s") from None
         except ClientDisconnect:
-            raise Refusal(400, "the body broke off") from None
+            raise Refusal(400, "the body is incomplete") from None
 
     async def _collected(self, request: Request) -> bytes:
         pieces: list[bytes] = []

@@ -48,7 +48,7 @@ def _as_tensor(values: Any, name: str) -> Tensor:
             f"{name} must be a tensor, a numpy array or a list, got {type(values).__name__}"
         )
     if len(values) and isinstance(values[0], Tensor):
-        raise TypeError(f"{name} is a list of tensors: use torch.stack({name})")
+        raise TypeError(f"{name} is a list of tensors; use torch.stack({name})")
     try:
         array = numpy.asarray(values)
     except ValueError:

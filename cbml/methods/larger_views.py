@@ -98,7 +98,9 @@ class LargerViews(Unlabeled):
         """Look at the enlarged images, once."""
         super().start(view)
         if len(view.readable) < 4:
-            raise BadData(f"larger views: {len(view.readable)} readable images; 4 are the least")
+            raise BadData(
+                f"larger views: {len(view.readable)} readable images; at least 4 are needed"
+            )
         found = torch.from_numpy(self._look(view))
         readable = torch.from_numpy(view.readable)
         device = self.teacher.device

@@ -135,6 +135,8 @@ def random_triplets(rows: int, count: int, *, seed: int, step: int) -> Tensor:
         step: Of the run: each draws others.
     """
     if rows < 3:
-        raise BadData(f"--method ssuml: a batch of {rows} images has no triplets; 3 are the least")
+        raise BadData(
+            f"--method ssuml: a batch of {rows} images has no triplets; at least 3 are needed"
+        )
     keys = np.random.default_rng([seed, step]).random((count, rows))
     return torch.from_numpy(np.argpartition(keys, 2, axis=1)[:, :3])

@@ -134,7 +134,7 @@ class _TimmFeatures(nn.Module):
             self.network = timm.create_model(name, num_classes=0, pretrained=False, **options)
         except AssertionError:
             raise BadData(
-                f"timm:{name} cannot be had without its own pooling: use pooling='backbone'"
+                f"timm:{name} cannot be used without its own pooling; use pooling='backbone'"
             ) from None
         self.channels_last_map = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
 

@@ -300,7 +300,7 @@ class Heads(nn.ModuleDict):
         self.dim = sum(head.dim for head in heads if head.weight)
         for head in heads:
             if head.name in self:
-                raise BadData(f"head {head.name!r}: each needs a name of its own")
+                raise BadData(f"head {head.name!r}: each head needs its own name")
             self[head.name] = self._layers(head, widths[head.tap])
         if not self.dim:
             raise BadData("heads: one needs a weight above zero")

@@ -57,7 +57,7 @@ def load_weights(network: nn.Module, name: str, source: str | Path) -> str:
 
 def _package(name: str) -> tuple[Tensors, str]:
     if name != "efficientnet_lite0":
-        raise BadData(f"{name}: no package carries its weights; only efficientnet_lite0 has one")
+        raise BadData(f"{name}: no package provides its weights; only efficientnet_lite0 has one")
     path, tensors = read_package()
     version = importlib.metadata.version(_PACKAGE)
     return tensors, f"package: {_PACKAGE} {version}, {path.name}, sha256 {sha256(path)[:16]}"
@@ -152,7 +152,7 @@ def read_tensors(path: Path) -> Tensors:
     if not path.is_file():
         raise BadData(f"{path}: no such file; give the path of a .safetensors, .pt or .pth file")
     if path.suffix not in (".safetensors", ".pt", ".pth", ".bin"):
-        raise BadData(f"{path}: not a kind of weights file we read (.safetensors, .pt, .pth, .bin)")
+        raise BadData(f"{path}: not a supported weights file (.safetensors, .pt, .pth, .bin)")
     try:
         if path.suffix == ".safetensors":
             content: Any = safetensors.torch.load_file(path)
@@ -169,7 +169,7 @@ def read_tensors(path: Path) -> Tensors:
         for key, value in content.items()
     )
     if not named or not content:
-        raise DamagedFile(f"{path}: holds something else than named tensors; give a state dict")
+        raise DamagedFile(f"{path}: does not hold named tensors; give a state dict")
     return {key.removeprefix("module."): value for key, value in content.items()}
 
 
@@ -195,7 +195,7 @@ def download(name: str) -> tuple[Tensors, str]:
         except OSError as error:
             raise _unreachable(name, url, error) from None
         except RuntimeError:  # torch's word for a wrong hash
-            raise DamagedFile(f"{url}: what came has another hash; try again later") from None
+            raise DamagedFile(f"{url}: the download has another hash; try again later") from None
     digest = sha256(path)
     if not digest.startswith(prefix):
         raise DamagedFile(f"{path}: altered since its download; delete it and try again")

@@ -232,9 +232,9 @@ def build_method(config: RunConfig, classes: int, *, images: int) -> nn.Module:
         raise BadData("--method pseudo_labels: is what --labels none does; leave --method out")
     has_loss = takes_loss(name)
     if not has_loss and config.loss != LossConfig(parameters=config.loss.parameters):
-        raise BadData(f"--loss {config.loss.name}: {name} has a loss of its own; leave --loss out")
+        raise BadData(f"--loss {config.loss.name}: {name} has its own loss; leave --loss out")
     if not has_loss and config.loss.parameters == "from-data":
-        raise BadData(f"parameters=from-data: {name} has a loss of its own; leave it out")
+        raise BadData(f"parameters=from-data: {name} has its own loss; leave it out")
     given = {
         "num_classes": classes,
         "num_images": images,

@@ -157,7 +157,7 @@ class RunConfig:
             if self.loss.name != "cbml":
                 raise BadData("parameters=from-data: only the loss cbml has such constants")
             if "ratio" in self.loss.options:
-                raise BadData("loss.ratio and parameters=from-data are two things: choose one")
+                raise BadData("loss.ratio and parameters=from-data exclude each other: choose one")
             if self.data.labels == "each":
                 raise BadData("parameters=from-data: needs clusters, and labels=each makes none")
 

@@ -207,14 +207,14 @@ class TrainingState:
         batches.sampler.load_state_dict(saved["sampler"])  # type: ignore[attr-defined]
         if saved["images"] != _names(batches):
             raise BadData(
-                "the images have other names than those of the run: bring them back, or start "
+                "the images have other names than those of the run: restore them, or start "
                 "from scratch in another folder"
             )
         known = None not in (saved["contents"], self._contents())
         if known and saved["contents"] != self._contents():
             raise BadData(
                 "the images have other contents than those of the run, under the same names: "
-                "bring them back, or start from scratch in another folder"
+                "restore them, or start from scratch in another folder"
             )
         planned = checkpoint.part("planned")
         if planned:

