@@ -64,7 +64,7 @@ class Sources:
         if len(networks) > 1:
             raise BadData(
                 f"--weights {path}: one file for {', '.join(sorted(networks))}; choose the rows of "
-                "one network by --only"
+                "one network with --only"
             )
         change = {"weights": f"sha256:{sha256(path)[:16]}"}
         return [
