@@ -161,7 +161,7 @@ def _class_halves(query_gallery: QueryGallery, seed: int) -> list[QueryGallery]:
     if not all(len(part.codes) for part in parts):
         raise BadData("labels: all images are of one class; halves of classes need two")
     if not all(len(part.searched) for part in parts):
-        raise BadData("labels: half of the classes has no image in the gallery")
+        raise BadData("labels: half of the classes have no image in the gallery")
     return parts
 
 

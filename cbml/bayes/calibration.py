@@ -158,7 +158,7 @@ def read_fields(path: Path) -> dict[str, Any]:
             "check": Reliability.of_dict(fields["check"]),
         }
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DamagedFile(f"{path}: not what this program writes ({error})") from None
+        raise DamagedFile(f"{path}: not a file that cbml wrote ({error})") from None
 
 
 def _unsealed(path: Path) -> dict[str, Any]:

@@ -75,7 +75,6 @@ def choose_fit(results: Results, classes: NDArray[np.int64], *, seed: int) -> Fi
 
     Args:
         classes: of the queries. (Q,)
-        seed: random seed of the halves.
     """
     known, codes = np.unique(classes, return_inverse=True)
     halves = (np.random.default_rng(seed).permutation(len(known)) % 2)[codes]
@@ -110,7 +109,7 @@ def _fit_line(results: Results, share: float) -> Line:
     matches = results.matches
     if matches.all() or not matches.any():
         raise BadData(
-            "labels: too few classes to fit probabilities to: half of them has no relevant or no "
+            "labels: too few classes to fit probabilities: half of them have no relevant or no "
             "irrelevant results; use more validation classes"
         )
     ceiling = 1.0
@@ -150,7 +149,6 @@ def fit_odds(query_gallery: QueryGallery, cohort: tuple[int, int], *, seed: int)
     """The odds that hold best on classes left out.
 
     Args:
-        query_gallery: one set, searched for its own images.
         cohort: begin and end of the ranks of the cohort.
         seed: random seed of the choice of queries, and of the halves of classes.
     """

@@ -95,10 +95,10 @@ class MatchProbability:
                 "probabilities are fitted to searches of one set: leave the gallery out"
             )
         if len(query_gallery.codes) < 2:
-            raise BadData("embeddings: one image is no gallery")
+            raise BadData("embeddings: a gallery needs at least two images")
         sizes = np.unique(query_gallery.codes, return_counts=True)[1]
         if sizes.max() < 2:
-            raise BadData("labels: no two images share a class, so that no result is relevant")
+            raise BadData("labels: no two images share a class, so no result is relevant")
         expected = ExpectedPositives.of_classes(sizes)
         fitted = fit_odds(query_gallery, expected.cohort, seed=seed)
         query, both = fitted.by_query, fitted.by_both
@@ -196,7 +196,7 @@ class MatchProbability:
         """
         gallery, ready = as_unit(embeddings, "embeddings"), self
         if len(gallery) < 2:
-            raise BadData("embeddings: one image is no gallery")
+            raise BadData("embeddings: a gallery needs at least two images")
         expected: ExpectedPositives | None = None
         if positives is not None:
             expected = ExpectedPositives.of_number(positives, len(gallery))
@@ -263,7 +263,7 @@ class MatchProbability:
         try:
             return cls(**fields)
         except ValueError as error:
-            raise DamagedFile(f"{path}: not what this program writes ({error})") from None
+            raise DamagedFile(f"{path}: not a file that cbml wrote ({error})") from None
 
 
 def _unlabeled(gallery: NDArray[np.float32]) -> QueryGallery:

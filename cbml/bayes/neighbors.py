@@ -105,7 +105,6 @@ def mean_of_cohort(similarities: ArrayLike, ranks: tuple[int, int], typical: flo
 
     Args:
         similarities: of results, the nearest first; -inf where there is none. (..., K)
-        ranks: begin and end of the cohort.
         typical: for lists that end before the cohort begins.
     """
     cohort = np.asarray(similarities, dtype=np.float64)[..., ranks[0] : ranks[1]]
@@ -143,9 +142,7 @@ def nearest_neighbors(query_gallery: QueryGallery, depth: int, *, seed: int = 0)
     """The results of searches, each image left out of its own; of at most 2,048 queries.
 
     Args:
-        query_gallery: queries and what they search.
         depth: results for each query; fewer where fewer images are searched.
-        seed: random seed of the choice of queries.
     """
     total = len(query_gallery.codes)
     queries = np.arange(total)
@@ -165,7 +162,6 @@ def cohort_means(
     Args:
         embeddings: unit vectors. (N, D)
         indices: of the images, in any number and order; below zero for none.
-        cohort: begin and end of its ranks.
         typical: where there is no image or no cohort.
     """
     wanted, back = np.unique(indices, return_inverse=True)

@@ -96,9 +96,9 @@ def _ranges(codes: NDArray[Any], other_codes: NDArray[Any]) -> Indices:
 def _check_counts(pairs: Pairs) -> None:
     positive, negative = pairs.counts
     if not positive:
-        raise BadData("labels: no two images share a class, so that no pair is positive")
+        raise BadData("labels: no two images share a class, so no pair is positive")
     if not negative:
-        raise BadData("labels: all images are of one class, so that no pair is negative")
+        raise BadData("labels: all images are of one class, so no pair is negative")
 
 
 class Moments(NamedTuple):

@@ -31,7 +31,7 @@ OwnBackbone = Annotated[
     typer.Option(
         "--backbone",
         metavar="MODULE:FUNCTION",
-        help="The network of your own that the model was trained with.",
+        help="Your own network, if the model was trained with one.",
         show_default=False,
     ),
 ]
@@ -127,11 +127,7 @@ def _short(program: str) -> str:
 
 
 def exit_code(error: Exception) -> int:
-    """What the program ends with after an error.
-
-    Args:
-        error: that nobody caught.
-    """
+    """What the program ends with after an error."""
     if isinstance(error, BadData) or (isinstance(error, OSError) and _about_a_file(error)):
         return 3
     return 4 if isinstance(error, DamagedFile) else 1

@@ -16,23 +16,25 @@ def verb(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     data: Annotated[
         str | None,
-        typer.Argument(metavar="DATA", help="Other images than those of the run."),
+        typer.Argument(metavar="DATA", help="Images to analyze instead of the run's own."),
     ] = None,
     compare: Annotated[
-        Path | None, typer.Option(help="Another run, drawn beside it.", metavar="RUN")
+        Path | None, typer.Option(help="Another run to draw beside it.", metavar="RUN")
     ] = None,
     test: Annotated[
-        bool, typer.Option("--test", help="The test images too; the run's record counts it.")
+        bool, typer.Option("--test", help="Show the test images too; run.json counts it.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder of the figures; RUN/analysis.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the figures; RUN/analysis by default.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     backbone: OwnBackbone = None,
 ) -> None:
-    """Similarities of pairs before and after training, their likelihood ratio, and probabilities.
+    """Show pair similarities before and after training, likelihood ratio and probabilities.
 
-    Writes analysis.html and its figures, and calibration.json: how similarities of search results
-    become probabilities, fitted on all images of the validation classes. For everything else,
-    datasets of more than 4,096 images are sampled.
+    Writes analysis.html with its figures, and calibration.json, which turns the similarities of
+    search results into probabilities and is fitted on all images of the validation classes.
+    Everything else is estimated from a sample where there are more than 4,096 images.
 
     \b
     Examples:

@@ -9,8 +9,8 @@ import typer
 
 def verb(
     first: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    second: Annotated[Path, typer.Argument(metavar="RUN", help="Another.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="Another run's folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Show in which settings two runs differ, and what each scored.
 

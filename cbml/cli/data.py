@@ -27,32 +27,33 @@ def _check(
     known_as: Annotated[
         str | None,
         typer.Option(
-            "--as", help="The dataset it is, when it is not recognized.", show_default=False
+            "--as", help="Which dataset it is, if it is not recognized.", show_default=False
         ),
     ] = None,
     labels: Annotated[
-        Literal["folders", "names"], typer.Option(help="Where the classes are stated.")
+        Literal["folders", "names"], typer.Option(help="Where the labels are.")
     ] = "folders",
     label_from: Annotated[
         str | None,
-        typer.Option(help="Pattern of the file names, such as '{label}_{n}'.", show_default=False),
+        typer.Option(help="Pattern of file names, such as '{label}_{n}'.", show_default=False),
     ] = None,
     split: Annotated[
         Literal["stated", "classes"],
-        typer.Option(help="The splits that are there, or a new one that keeps classes apart."),
+        typer.Option(help="Use the data's own splits, or split it anew by class."),
     ] = "stated",
     path_column: Annotated[
-        str | None, typer.Option(help="A table's column of the files.", show_default=False)
+        str | None, typer.Option(help="Column of a table that names the files.", show_default=False)
     ] = None,
     label_column: Annotated[
-        str | None, typer.Option(help="A table's column of the classes.", show_default=False)
+        str | None,
+        typer.Option(help="Column of a table that holds the labels.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of the choice of held-out classes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for the held-out classes.")] = 0,
     sheet: Annotated[
         Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")
     ] = None,
     bad: Annotated[
-        Path | None, typer.Option(help="Write bad_images.csv, path and reason, to this file.")
+        Path | None, typer.Option(help="Write unreadable images and reasons to this CSV file.")
     ] = None,
     workers: Annotated[int, typer.Option(help="Images decoded at once.")] = 2,
     as_json: AsJson = False,

@@ -14,18 +14,22 @@ if TYPE_CHECKING:
 
 
 def verb(
-    out: Annotated[Path, typer.Option(help="The folder everything goes to.")] = Path("cbml-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for everything the demo writes.")] = Path(
+        "cbml-demo"
+    ),
     steps: Annotated[
         int | None, typer.Option(help="Updates of the weights.", min=1, show_default="120")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
-    serve: Annotated[bool, typer.Option("--serve", help="Then open the page.")] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the gallery afterwards and open its page.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Learn from half of the emoji, search among the other half, and show what changed.
 
-    Minutes on two CPU cores, nothing is downloaded. Ctrl-C is safe: the same command resumes where
-    it stopped, and once all is done it only shows the result.
+    Takes minutes on two CPU cores; nothing is downloaded. Ctrl-C is safe: the same command resumes
+    where it stopped, and once everything is done it only shows the result.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`cbml doctor`: what is here, what is missing, and the command that brings it."""
+"""`cbml doctor`: what is installed, what is missing, and the command that installs it."""
 
 import json
 import textwrap
@@ -8,11 +8,12 @@ import typer
 
 
 def verb(
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what was found: hardware, versions, optional parts, sets, weights, caches.
+    """Check this installation: hardware, versions, optional packages, datasets, weights, caches.
 
-    Exits with 1 if something is broken that every command needs; a missing optional part is not.
+    Exits with 1 if something that every command needs is broken, not if an optional package is
+    missing.
 
     \b
     Examples:

@@ -18,14 +18,17 @@ def verb(
     ],
     images: Annotated[
         str,
-        typer.Argument(metavar="IMAGES", help="A folder, an archive, a table, or a set's name."),
+        typer.Argument(
+            metavar="IMAGES", help="A folder, an archive, a table, or a dataset's name."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The file to write, .npz or .parquet.")],
     split: Annotated[
-        Literal["all", "train", "test"], typer.Option(help="Which half, as cbml train cuts it.")
+        Literal["all", "train", "test"],
+        typer.Option(help="Which part, as cbml train splits the images."),
     ] = "all",
     allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept a set that is not whole.")
+        bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was written as JSON.")

@@ -18,18 +18,18 @@ def verb(
     data: Annotated[
         str | None,
         typer.Argument(
-            metavar="DATA", help="Other images than those of the run, as for cbml train."
+            metavar="DATA", help="Images to score instead of the run's own, as for cbml train."
         ),
     ] = None,
     split: Annotated[
         Split | None,
         typer.Option(
-            help="Which images; validation, train without one, or all of DATA.",
+            help="Images to score; by default validation (train if there is none), or all of DATA.",
             show_default=False,
         ),
     ] = None,
     test: Annotated[
-        bool, typer.Option("--test", help="The test images; the run's record counts it.")
+        bool, typer.Option("--test", help="Score the test images; run.json counts it.")
     ] = False,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
@@ -39,7 +39,7 @@ def verb(
         str | None,
         typer.Option(
             metavar="MODULE:CLASS",
-            help="The method of your own that the run was trained by, if it refines embeddings.",
+            help="Your own method, if the run was trained with one that refines embeddings.",
             show_default=False,
         ),
     ] = None,

@@ -29,11 +29,10 @@ def verb(
 ) -> None:
     """Write a trained model as ONNX, checked against torch on real images first.
 
-    Examples:
-
     \b
-        cbml export runs/cub --format onnx
-        cbml export runs/cub/model --output birds.onnx --preprocessing-inside --json
+    Examples:
+      cbml export runs/cub --format onnx
+      cbml export runs/cub/model --output birds.onnx --preprocessing-inside --json
     """
     from cbml.models import export_onnx
     from cbml.runs import open_model, use_backbone

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def verb(
-    out: Annotated[Path, typer.Option(help="Folder of the gallery.")],
+    out: Annotated[Path, typer.Option(help="The gallery's folder.")],
     run: Annotated[
         str | None,
         typer.Argument(
@@ -32,7 +32,8 @@ def verb(
         ),
     ] = None,
     split: Annotated[
-        Literal["all", "train", "test"], typer.Option(help="Which half, as cbml train splits it.")
+        Literal["all", "train", "test"],
+        typer.Option(help="Which part, as cbml train splits the images."),
     ] = "all",
     store: Annotated[
         str | None,
@@ -46,22 +47,25 @@ def verb(
         Literal["flat", "sq8", "hnsw"], typer.Option(help="Kind of faiss index; flat is exact.")
     ] = "flat",
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Embed all images again, as for another model.")
+        bool,
+        typer.Option("--rebuild", help="Embed all images again, for example with another model."),
     ] = False,
     remove: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Take this image out of an existing gallery, without RUN and IMAGES; may be "
+            help="Remove this image from an existing gallery, without RUN and IMAGES; may be "
             "repeated. Its file stays.",
         ),
     ] = None,
     near_duplicates: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv", help="Write groups of near-duplicate images as a table."),
+        typer.Option(
+            metavar="FILE.csv", help="Write groups of near-duplicate images to this file."
+        ),
     ] = None,
     allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept a dataset that is not complete.")
+        bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
     backbone: OwnBackbone = None,

@@ -41,22 +41,24 @@ def verb(
     ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(help="How many seeds, from 0: 3, or 1 for the leaderboard.", min=1),
+        typer.Option(help="Number of seeds, from 0; 3 by default, 1 for the leaderboard.", min=1),
     ] = None,
     model_selection: Annotated[
         Literal["validation", "test"],
-        typer.Option(help="test chooses the model on the test, as the paper does: optimistic."),
+        typer.Option(
+            help="test selects models on the test classes, as the paper does; optimistic."
+        ),
     ] = "validation",
     only: Annotated[
-        list[str] | None, typer.Option(help="Rows that fit this pattern, such as 'CBML*'.")
+        list[str] | None, typer.Option(help="Only rows that match this pattern, such as 'CBML*'.")
     ] = None,
     loss: Annotated[
         list[str] | None,
-        typer.Option(help="package.module:Class, a row for a loss of your own."),
+        typer.Option(help="package.module:Class; adds a row for your own loss."),
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="package.module:Class, a row for a method of your own."),
+        typer.Option(help="package.module:Class; adds a row for your own method."),
     ] = None,
     labels: Annotated[
         Literal["known", "none"],
@@ -71,17 +73,19 @@ def verb(
     ] = None,
     searched: Annotated[
         list[str] | None,
-        typer.Option("--search", help="key=low:high: let Optuna look on validation classes."),
+        typer.Option(
+            "--search", help="key=low:high; Optuna searches, scored on validation classes."
+        ),
     ] = None,
-    count: Annotated[int, typer.Option(help="Runs of a search.", min=1)] = 20,
-    out: Annotated[Path, typer.Option(help="Folder of runs and records.")] = Path("reproduction"),
+    count: Annotated[int, typer.Option(help="Number of runs in a search.", min=1)] = 20,
+    out: Annotated[Path, typer.Option(help="Folder for runs and records.")] = Path("reproduction"),
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
-    """Run the rows of a table; what is done is not repeated, what was interrupted resumes.
+    """Run the rows of a table; finished runs are not repeated, interrupted ones resume.
 
-    Several machines that share the folder given by --out divide the work. --trials comes first: it
-    chooses each row's learning rate on held-out training classes, with equally many trials for
-    each; the runs after it use the best. Records are lines of JSON in OUT/TABLE-SCALE/.
+    Machines that share the folder given by --out divide the work. Run --trials first: it tries the
+    same number of learning rates for each row on held-out training classes, and later runs use the
+    best. Records are lines of JSON in OUT/TABLE-SCALE/.
 
     \b
     Examples:

@@ -25,10 +25,10 @@ def verb(
     ] = None,
     k: Annotated[int, typer.Option("--k", "-k", help="Number of results.")] = 10,
     min_probability: Annotated[
-        float | None, typer.Option(help="Only results at least so probable.")
+        float | None, typer.Option(help="Only results with at least this match probability.")
     ] = None,
     label: Annotated[
-        str | None, typer.Option(help="Only results of this label, in any case.")
+        str | None, typer.Option(help="Only results with this label; case does not matter.")
     ] = None,
     text: Annotated[str, typer.Option(help="Only results whose name or label contains this.")] = "",
     hide_duplicates: Annotated[
@@ -38,7 +38,8 @@ def verb(
         Literal["similarity", "probability"], typer.Option(help="Order of the results.")
     ] = "similarity",
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with the images inside to this file.")
+        Path | None,
+        typer.Option(help="Write the results to this file, as a page that contains the images."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     backbone: OwnBackbone = None,

@@ -16,18 +16,20 @@ def verb(
     port: Annotated[int, typer.Option(help="Port; 0 takes any free one.")] = 8000,
     compare: Annotated[
         Path | None,
-        typer.Option(metavar="GALLERY", help="A second gallery of the same images."),
+        typer.Option(
+            metavar="GALLERY", help="Another gallery of the same images, to compare with."
+        ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="Another name by which browsers may call this machine; * for any."),
+        typer.Option(help="Another host name that requests may use; * for any."),
     ] = None,
     token: Annotated[
         str | None,
         typer.Option(
             envvar="CBML_TOKEN",
-            help="Token that every request must carry. Beyond this machine one is made and "
-            "printed unless you give your own.",
+            help="Token that every request must carry. On a network, one is made and printed "
+            "unless you give your own.",
             show_default=False,
         ),
     ] = None,

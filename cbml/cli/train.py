@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cbml.losses import LOSSES
-from cbml.models import BACKBONE_NAMES
+from cbml.models import BACKBONES
 
 if TYPE_CHECKING:
     from cbml.runs import RunConfig, RunResult
@@ -29,23 +29,26 @@ def verb(
     labels: Annotated[
         Literal["known", "names", "none", "each"] | None,
         typer.Option(
-            help="names: classes are in the file names; none: cluster the images; each: every "
+            help="names: labels are in the file names; none: cluster the images; each: every "
             "image is its own class."
         ),
     ] = None,
     label_from: Annotated[
-        str | None, typer.Option(help="Pattern of the file names, such as '{label}_{n}'.")
+        str | None, typer.Option(help="Pattern of file names, such as '{label}_{n}'.")
     ] = None,
     split: Annotated[
         Literal["stated", "classes"] | None,
-        typer.Option(help="The splits of the data, or a new one that keeps classes apart."),
+        typer.Option(help="Use the data's own splits, or split it anew by class."),
     ] = None,
-    path_column: Annotated[str | None, typer.Option(help="A table's column of the files.")] = None,
+    path_column: Annotated[
+        str | None, typer.Option(help="Column of a table that names the files.")
+    ] = None,
     label_column: Annotated[
-        str | None, typer.Option(help="A table's column of the classes.")
+        str | None, typer.Option(help="Column of a table that holds the labels.")
     ] = None,
     clusters: Annotated[
-        int | None, typer.Option(help="With --labels none; one for every four images.")
+        int | None,
+        typer.Option(help="For --labels none; by default one cluster for every four images."),
     ] = None,
     loss: Annotated[
         str | None, typer.Option(help=f"{', '.join(LOSSES)}; or package.module:Class.")
@@ -62,7 +65,7 @@ def verb(
     ] = None,
     backbone: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(BACKBONE_NAMES)}; timm:NAME; or package.module:function."),
+        typer.Option(help=f"{', '.join(BACKBONES)}; timm:NAME; or package.module:function."),
     ] = None,
     start: Annotated[
         str | None,
@@ -70,7 +73,7 @@ def verb(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Choose crop and steps for so long a run, measured on this machine."),
+        typer.Option(help="Choose crop and steps so that the run takes this long on this machine."),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Updates of the weights.", show_default="200 on a CPU")
@@ -83,15 +86,18 @@ def verb(
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/DATA-LOSS-SEED.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; runs/DATA-LOSS-SEED by default.")
+    ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, as often as you like.")
+        list[str] | None,
+        typer.Option("--set", help="Change a setting: key=value; may be repeated."),
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Resume the run in this folder.", metavar="RUN")
     ] = None,
     test: Annotated[
-        bool, typer.Option("--test", help="Score the test classes at the end; recorded.")
+        bool, typer.Option("--test", help="Score the test classes at the end; run.json counts it.")
     ] = False,
     processes: Annotated[
         int, typer.Option(help="Processes on this machine that share each batch.")
@@ -101,7 +107,7 @@ def verb(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train a model, choose it on held-out classes, and keep all that is needed to resume.
+    """Train a model, select it on held-out classes, and keep what is needed to resume.
 
     The run's folder holds run.json, metrics.jsonl, checkpoints/, model/ and report.html. Ctrl-C is
     safe: the last line says how to resume.

@@ -12,7 +12,10 @@ from .datasets import load as load
 from .datasets import recognize as recognize
 from .decode import BYTE_LIMIT as BYTE_LIMIT
 from .decode import PIXEL_LIMIT as PIXEL_LIMIT
+from .decode import FileImages as FileImages
+from .decode import ImageSource as ImageSource
 from .decode import UnreadableImage as UnreadableImage
+from .decode import UnreadableImages as UnreadableImages
 from .decode import open_regular as open_regular
 from .decode import prefetch as prefetch
 from .decode import read_bytes as read_bytes
@@ -26,9 +29,6 @@ from .downloads import download as download
 from .downloads import get as get
 from .image_dataset import ImageDataset as ImageDataset
 from .image_dataset import Splits as Splits
-from .image_files import FileImages as FileImages
-from .image_files import ImageSource as ImageSource
-from .image_files import UnreadableImages as UnreadableImages
 from .packed import PackedDataset as PackedDataset
 from .packed import PackedImages as PackedImages
 from .packed import pack as pack

@@ -27,8 +27,6 @@ from cbml.data.downloads import cache_folder
 from cbml.errors import BadData
 from cbml.files import locked
 
-__all__ = ["Limits", "extract", "folder_of"]
-
 _SUFFIXES = (".tgz", ".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
 _CHUNK = 1 << 20
 _HEADER_LIMIT = 4 << 20  # longest single read that an honest header of a tar member needs
@@ -62,7 +60,9 @@ class _Meter:
     def add(self, count: int) -> None:
         self.bytes += count
         if self.bytes > self._most:
-            raise BadData(f"{self.archive}: swells beyond {self._most:,} bytes; not unpacked")
+            raise BadData(
+                f"{self.archive}: unpacks to more than {self._most:,} bytes; not unpacked"
+            )
 
     def entry(self) -> None:
         self.entries += 1
@@ -113,7 +113,7 @@ def extract(archive: Path, target: Path, *, limits: Limits | None = None) -> Non
             _unpack_tar(archive, scratch, meter)
         os.replace(scratch, target)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise BadData(f"{archive}: not a sound archive ({error}); download it again") from None
+        raise BadData(f"{archive}: not an intact archive ({error}); download it again") from None
     except (NotImplementedError, RuntimeError, ValueError, gzip.BadGzipFile) as error:
         if isinstance(error, BadData):
             raise
@@ -123,7 +123,7 @@ def extract(archive: Path, target: Path, *, limits: Limits | None = None) -> Non
         # complains of the archive.
         if error.errno not in (None, errno.EINVAL):
             raise
-        raise BadData(f"{archive}: not a sound archive ({error}); download it again") from None
+        raise BadData(f"{archive}: not an intact archive ({error}); download it again") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -200,7 +200,7 @@ def _write(archive: Path, source: IO[bytes], place: Path, meter: _Meter | None) 
                     meter.add(len(chunk))
                 file.write(chunk)
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        raise BadData(f"{archive}: two entries claim the name {place.name!r}") from None
+        raise BadData(f"{archive}: two entries have the name {place.name!r}") from None
 
 
 @contextlib.contextmanager

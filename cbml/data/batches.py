@@ -10,14 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cbml.data.decode import UnreadableImage, prefetch
+from cbml.data.decode import FileImages, ImageSource, UnreadableImage, UnreadableImages, prefetch
 from cbml.data.image_dataset import ImageDataset
-from cbml.data.image_files import FileImages, ImageSource, UnreadableImages
 from cbml.data.sampler import ClassBalancedSampler
 from cbml.data.transforms import Normalization, TrainTransform, short_side
 from cbml.errors import BadData
-
-__all__ = ["Batch", "BatchOrder", "Batches", "EpochBatches"]
 
 
 class Batch(NamedTuple):
@@ -73,15 +70,10 @@ class BatchOrder(Protocol):
 
         Args:
             epoch: number of the epoch, from 0.
-            step: number of the batch within the epoch.
         """
 
     def rank_slice(self, batch_size: int) -> slice:
-        """The part of a global batch that belongs to this rank.
-
-        Args:
-            batch_size: size of the global batch.
-        """
+        """The part of a global batch that belongs to this rank."""
 
 
 class Batches:

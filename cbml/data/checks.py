@@ -20,9 +20,6 @@ from cbml.data.splits import unlabeled_splits
 from cbml.errors import BadData
 from cbml.files import replaced_file
 
-__all__ = ["Report", "check", "contact_sheet", "load_anyway"]
-
-
 Progress = Callable[[int, int], None]
 
 _NAMED = 3

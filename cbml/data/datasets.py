@@ -121,7 +121,7 @@ def load(
             label_column=label_column,
         )
     if split == "classes" or labels == "names" or label_from is not None:
-        raise BadData(f"{name}: has a protocol of its own; --as folder reads it as any folder")
+        raise BadData(f"{name}: has its own protocol; --as folder reads it as a plain folder")
     root = None if _is_name(source) else source
     return find_dataset(name)(root, validation=validation, seed=seed, allow_partial=allow_partial)
 

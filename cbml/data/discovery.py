@@ -16,24 +16,6 @@ from cbml.data.decode import SUFFIXES, open_regular
 from cbml.data.image_dataset import ROLES, ImageDataset
 from cbml.errors import BadData
 
-__all__ = [
-    "ClassFolders",
-    "Found",
-    "class_folders",
-    "ignored_files",
-    "image_folders",
-    "locate",
-    "locate_beside",
-    "no_images",
-    "open_source",
-    "packaged_text",
-    "read_lines",
-    "read_rows",
-    "same_bytes",
-    "simplify",
-    "unpacked_beside",
-]
-
 ClassFolders = dict[str, list[Path]]
 
 _DEEPEST = 8

@@ -13,8 +13,6 @@ from pathlib import Path
 from cbml.errors import BadData
 from cbml.files import locked
 
-__all__ = ["Download", "cache_folder", "download", "get"]
-
 
 def cache_folder() -> Path:
     """The folder named by CBML_CACHE, else `cbml` in the user's cache folder."""
@@ -70,7 +68,7 @@ def get(
     """
     if not files:
         raise BadData(
-            f"{name}: its owners ask for an agreement first, see {page}; then give the "
+            f"{name}: its owners require an agreement first, see {page}; then give the "
             f"folder or archive you received, as in  cbml data check ARCHIVE --as {name}"
         )
     remedy = f"if you have the archive, give it instead: cbml data check ARCHIVE --as {name}"

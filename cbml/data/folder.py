@@ -15,9 +15,6 @@ from cbml.data.splits import SPLIT_NAMES, class_splits, stated_splits, unlabeled
 from cbml.data.table import find_metadata, metadata_splits
 from cbml.errors import BadData
 
-__all__ = ["Labels", "SplitBy", "find_masks", "find_pattern", "folder", "labels_from_names"]
-
-
 Labels = Literal["folders", "names"]
 SplitBy = Literal["stated", "classes"]
 Folders = Mapping[Path, list[Path]]
@@ -288,7 +285,6 @@ def find_masks(root: Path, folders: Mapping[Path, list[Path]]) -> dict[Path, str
     """Folders that seem to hold masks -> why; empty where nothing else would be left.
 
     Args:
-        root: the folder that was named.
         folders: each folder below it that holds images, with the images.
     """
     found: dict[Path, str] = {}

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from cbml.errors import BadData
 
-__all__ = ["ROLES", "ImageDataset", "Splits"]
-
 ROLES = ("query", "gallery")
 
 

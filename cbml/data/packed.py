@@ -24,16 +24,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cbml.data.decode import UnreadableImage, prefetch, read_bytes, read_image
+from cbml.data.decode import UnreadableImage, combined_digest, prefetch, read_bytes, read_image
 from cbml.data.downloads import cache_folder
 from cbml.data.image_dataset import ImageDataset
-from cbml.data.image_files import combined_digest
 from cbml.data.transforms import resized_short_side
 from cbml.data.transforms import short_side as side_for
 from cbml.errors import BadData, DamagedFile
 from cbml.files import load_folder, locked, save_folder
-
-__all__ = ["PackedDataset", "PackedImages", "pack"]
 
 KIND = "cbml packed images 2"
 PIXELS = "pixels.u8"

@@ -14,8 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from cbml.errors import BadData
 
-__all__ = ["ClassBalancedSampler"]
-
 
 class ClassBalancedSampler:
     """Batches of P classes with K images each, in which every image comes up once in an epoch.

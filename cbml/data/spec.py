@@ -17,8 +17,6 @@ from cbml.data.image_dataset import ROLES, Splits
 from cbml.data.splits import count_images, hold_out_classes, pair_roles, split_notes
 from cbml.errors import BadData
 
-__all__ = ["DatasetSpec", "unrecognized"]
-
 _LISTED = 10
 _SHORT_LISTED = 100
 

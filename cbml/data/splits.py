@@ -17,19 +17,6 @@ from cbml.data.discovery import Found, same_bytes
 from cbml.data.image_dataset import ROLES, ImageDataset, Splits
 from cbml.errors import BadData
 
-__all__ = [
-    "SPLIT_NAMES",
-    "class_splits",
-    "count_images",
-    "hold_out",
-    "hold_out_classes",
-    "hold_out_images",
-    "pair_roles",
-    "split_notes",
-    "stated_splits",
-    "unlabeled_splits",
-]
-
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",

@@ -14,8 +14,6 @@ from cbml.data.image_dataset import ROLES, Splits
 from cbml.data.splits import SPLIT_NAMES, class_splits, stated_splits, unlabeled_splits
 from cbml.errors import BadData, MissingExtra
 
-__all__ = ["TABLE_SUFFIXES", "find_metadata", "metadata_splits", "table"]
-
 _JSON_SUFFIXES = {".jsonl", ".ndjson"}
 _PARQUET_SUFFIXES = {".parquet", ".pq"}
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"} | _JSON_SUFFIXES | _PARQUET_SUFFIXES)
@@ -160,15 +158,15 @@ def _known(
     for ours, synonyms in _SYNONYMS.items():
         named = wanted.get(ours)
         if named is not None and _plain(named) not in by_name:
-            raise BadData(f"{source}: no column {named!r} but {', '.join(columns) or 'nothing'}")
+            raise BadData(f"{source}: no column {named!r}, only {', '.join(columns) or 'nothing'}")
         for name in [named] if named is not None else synonyms:
             if _plain(name) in by_name:
                 known[ours] = by_name[_plain(name)]
                 break
     if "path" not in known:
         raise BadData(
-            f"{source}: no column 'path' but {', '.join(columns) or 'nothing'}; say which one "
-            "holds the files: --path-column, and the classes: --label-column"
+            f"{source}: no column 'path', only {', '.join(columns) or 'nothing'}; name the "
+            "column of the files with --path-column, and that of the labels with --label-column"
         )
     for row, name in enumerate(known["path"], start=1):
         if not name:
@@ -251,7 +249,5 @@ def _read_parquet(source: Path) -> Columns:
 
 def _text(value: object) -> str:
     if isinstance(value, dict):
-        raise BadData(
-            "a table with the images themselves inside is not read here; save them as files first"
-        )
+        raise BadData("tables that contain images are not read; save the images as files first")
     return "" if value is None else str(value)

@@ -17,13 +17,6 @@ from torch.nn.functional import interpolate
 
 from cbml.errors import BadData
 
-__all__ = [
-    "Normalization",
-    "TrainTransform",
-    "resized_short_side",
-    "short_side",
-]
-
 # The paper resizes the short side to 256 and crops 227 of it; other crops keep that proportion.
 _PAPER_SHORT_SIDE = 256
 _PAPER_CROP = 227
@@ -72,7 +65,6 @@ class TrainTransform:
 
         Args:
             pixels: (3, H, W) uint8.
-            generator: where the randomness comes from.
         """
         resized = resized_short_side(pixels, short_side(self.crop))
         boxes, mirrored = self.boxes(

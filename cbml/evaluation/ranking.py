@@ -103,8 +103,6 @@ def rank_positives(
     All similarities of a query come from one product with the gallery, and only they are compared.
 
     Args:
-        query_gallery: queries and gallery, sorted by class.
-        ranges: the positives of the queries.
         computes: what to make of the ranks, by the metric's name.
         nearest: whether it takes the ranks of all positives among the R nearest, or only the first.
     """

@@ -49,12 +49,7 @@ class Figure:
 def draw_gap(
     pyplot: Any, jobs: Sequence[Job], records: Sequence[Record], out: Path, sources: Sources
 ) -> Any:
-    """Two panels of bars, with and without labels: a pair of bars for each method.
-
-    Args:
-        jobs: the order of the methods.
-        records: with scores on training and test classes.
-    """
+    """Two panels of bars, with and without labels: a pair of bars for each method."""
     del out, sources
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True)
     for panel, labels in zip(panels, ("known", "none"), strict=True):
@@ -89,11 +84,7 @@ def draw_gap(
 def draw_terms(
     pyplot: Any, jobs: Sequence[Job], records: Sequence[Record], out: Path, sources: Sources
 ) -> Any:
-    """A row of panels for each row: L_P, L_N, L_2 and L over steps.
-
-    Args:
-        jobs: the order of the rows.
-    """
+    """A row of panels for each row: L_P, L_N, L_2 and L over steps."""
     del out, sources
     names = list(dict.fromkeys(job.row for job in jobs))
     size = (11, 2.4 * len(names))
@@ -115,11 +106,7 @@ def draw_terms(
 def draw_gamma(
     pyplot: Any, jobs: Sequence[Job], records: Sequence[Record], out: Path, sources: Sources
 ) -> Any:
-    """A curve for each backbone.
-
-    Args:
-        records: with a `target_mix` among their settings.
-    """
+    """A curve for each backbone."""
     del jobs, out, sources
     curves: dict[str, dict[float, list[float]]] = {}
     for record in records:
@@ -193,17 +180,17 @@ def check_figure(figure: Figure, jobs: Sequence[Job]) -> None:
     known = sorted({job.config.data.source for job in jobs})
     if len(known) > 1:
         names = " or ".join(known)
-        raise BadData(f"{figure.table.name}: is of one dataset; choose by --data {names}")
+        raise BadData(f"{figure.table.name}: shows one dataset; choose it with --data {names}")
     swept = {
         str({key: value for key, value in job.overrides.items() if key != figure.drawn_apart})
         for job in jobs
     }
     if len(swept) > 1:
-        raise BadData(f"{figure.table.name}: is of one setting; give one value to each --set")
+        raise BadData(f"{figure.table.name}: shows one setting; give each --set one value")
     rows = {job.row for job in jobs}
     if len(rows) < figure.fewest:
         raise BadData(
-            f"{figure.table.name}: needs {figure.fewest} rows whose runs did not break off; there "
+            f"{figure.table.name}: needs {figure.fewest} rows whose runs finished; there "
             f"are {len(rows)}"
         )
 

@@ -132,7 +132,7 @@ def find_entries(
     fits = [e for e in known if any(fnmatch.fnmatchcase(e.name, one) for one in patterns)]
     if only and not fits:
         names = ", ".join(entry.name for entry in known)
-        raise BadData(f"--only {' '.join(only)}: fits no entry; the entries are {names}")
+        raise BadData(f"--only {' '.join(only)}: matches no entry; the entries are {names}")
     return fits + own
 
 

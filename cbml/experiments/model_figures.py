@@ -34,7 +34,6 @@ def draw_similarity(
 
     Args:
         jobs: the trained models; one seed of each is shown.
-        sources: places of images and weights.
     """
     del records
     first = {job.row: job for job in reversed(jobs)}
@@ -103,7 +102,6 @@ def draw_examples(
 
     Args:
         jobs: two rows; the first seed of each is shown.
-        sources: places of images and weights.
     """
     del records
     config = sources.local(jobs[0].config)

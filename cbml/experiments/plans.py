@@ -72,7 +72,7 @@ def parse_sweeps(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
             raise BadData(f"--set {text}: write key=value or key=value,value")
         check_setting(key, f"--set {text}")
         if key == "weights" and "path:" in values:  # its hash names the run, not its place
-            raise BadData(f"--set {text}: say it by --weights instead")
+            raise BadData(f"--set {text}: use --weights instead")
         sweeps[key] = tuple(_value(key, value) for value in values.split(","))
     return sweeps
 
@@ -80,7 +80,7 @@ def parse_sweeps(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
 def check_setting(key: str, asked: str) -> None:
     """Refuse what has an option of its own on the command line; `asked` is how it was asked for."""
     if key in _OPTIONS:
-        raise BadData(f"{asked}: say it by --{_OPTIONS[key]} instead")
+        raise BadData(f"{asked}: use --{_OPTIONS[key]} instead")
 
 
 def _value(key: str, text: str) -> Any:
@@ -103,7 +103,7 @@ def table_rows(plan: Plan) -> list[Row]:
     wanted = [row for row in rows if _fits(row, plan)]
     if not wanted:
         labels = ", ".join(repr(row.label(plan.scale)) for row in rows)
-        raise BadData(f"--only {' '.join(plan.only)}: fits no row; the rows are {labels}")
+        raise BadData(f"--only {' '.join(plan.only)}: matches no row; the rows are {labels}")
     return wanted
 
 
@@ -177,7 +177,9 @@ def trial_job(row: Row, plan: Plan, overrides: Mapping[str, Any], kind: str) -> 
     label = row.label(plan.scale)
     config = row_config(row, plan.scale, overrides, _TRIAL_SEED)
     if config.data.labels != "known" or not config.data.validation:
-        raise BadData(f"{label}: without labels and held-out classes there is nothing to judge by")
+        raise BadData(
+            f"{label}: without labels and held-out classes there is nothing to score trials with"
+        )
     return Job(
         table=plan.table.name,
         row=label,
@@ -234,7 +236,7 @@ def _learning_rate(
             if missing:
                 raise BadData(
                     f"{label}: the trials with learning rates {missing} are not done; run "
-                    f"cbml reproduce {table} --trials for it to its end first"
+                    f"cbml reproduce {table} --trials for it first"
                 )
             return best_learning_rate(scores)
     return None

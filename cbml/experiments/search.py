@@ -72,7 +72,7 @@ def _only_row(plan: Plan) -> tuple[Row, dict[str, Any]]:
     rows = table_rows(plan)
     if len(rows) != 1:
         labels = ", ".join(repr(row.label(plan.scale)) for row in rows)
-        raise BadData(f"--search: choose one row by --only; these fit: {labels}")
+        raise BadData(f"--search: choose one row with --only; these match: {labels}")
     fixed, *others = plan.settings()
     if others:
         raise BadData(f"--set {' '.join(plan.sweeps)}: give one value beside --search")
@@ -140,7 +140,7 @@ def parse_ranges(texts: Sequence[str]) -> Space:
             else:
                 choices = [plain_value(value) for value in values.split(",")]
                 if len(choices) < 2:
-                    raise ValueError("one value is nothing to search")
+                    raise ValueError("give at least two values")
                 space[key] = CategoricalDistribution(choices)
         except ValueError as error:
             raise BadData(f"--search {text}: write key=low:high or key=a,b ({error})") from None

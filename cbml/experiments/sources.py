@@ -64,7 +64,7 @@ class Sources:
         if len(networks) > 1:
             raise BadData(
                 f"--weights {path}: one file for {', '.join(sorted(networks))}; choose the rows of "
-                "one network by --only"
+                "one network with --only"
             )
         change = {"weights": f"sha256:{sha256(path)[:16]}"}
         return [
@@ -77,16 +77,14 @@ class Sources:
     def _check_root(self, datasets: set[str]) -> None:
         if len(datasets) > 1:
             known = ", ".join(sorted(datasets))
-            raise BadData(f"--root {self.root}: one place for {known}; choose one by --data")
+            raise BadData(f"--root {self.root}: one place for {known}; choose one with --data")
         found = recognize(str(self.root))
         if found not in ("folder", "table", *datasets):
-            raise BadData(f"--root {self.root}: this is {found}; ask for it by --data {found}")
+            raise BadData(f"--root {self.root}: this is {found}; use --data {found}")
         known_names = datasets & DATA_NAMES.keys()
         if found == "folder" and known_names:  # would be split and called otherwise than it is
             name = DATA_NAMES[known_names.pop()]
-            raise BadData(
-                f"--root {self.root}: nothing here is known from {name}; see cbml data check"
-            )
+            raise BadData(f"--root {self.root}: not recognized as {name}; see cbml data check")
 
     def local(self, config: RunConfig) -> RunConfig:
         """The config with the places of this machine in it.

@@ -39,15 +39,6 @@ from cbml.progress import Progress
 if TYPE_CHECKING:
     from cbml.bayes import MatchProbability
 
-__all__ = [
-    "BuildResult",
-    "BuildSettings",
-    "GalleryBuilder",
-    "build",
-    "remove_images",
-    "write_near_duplicates",
-]
-
 BAD_IMAGES = "bad_images.csv"
 # Match probabilities are fitted to the labels if so large a share of the images has one: a few
 # images beside the folders change little, but among many the labeled ones have another cohort.

@@ -29,8 +29,6 @@ from numpy.typing import NDArray
 
 from cbml.gallery.thumbnails import SIGNATURE_SIZE, Signature
 
-__all__ = ["DECODERS", "DECODE_SECONDS", "DecodedImage", "DecodingFailed", "ImageDecoder"]
-
 DECODERS = 2
 DECODE_SECONDS = 20.0
 START_SECONDS = 120.0

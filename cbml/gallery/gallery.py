@@ -32,8 +32,6 @@ from cbml.index import Store
 from cbml.models import Embedder, embed, embed_outputs
 from cbml.outputs import Reranker
 
-__all__ = ["Gallery"]
-
 # As deep as the stores can look; ranks below it are unknown.
 DEPTH = 16_384
 # As many images below it are compared one by one, where a filter leaves no more than these.
@@ -284,7 +282,7 @@ class Gallery:
             if self._model is None:
                 folder = self.state.model_folder(self.folder)
                 if not is_saved(folder):
-                    raise BadData(f"{self.folder}: was made anew by another model; open it again")
+                    raise BadData(f"{self.folder}: was rebuilt with another model; open it again")
                 self._model = Embedder.load(folder)
             return self._model
 

@@ -21,18 +21,6 @@ from cbml.data import (
 from cbml.errors import BadData
 from cbml.files import sha256, write_csv
 
-__all__ = [
-    "SPLITS",
-    "Changes",
-    "GalleryImage",
-    "ImageRef",
-    "Split",
-    "changes_since",
-    "list_images",
-    "shown",
-    "write_bad_images",
-]
-
 Split = Literal["all", "train", "test"]
 SPLITS: tuple[Split, ...] = ("all", "train", "test")
 _NO_TEXT = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8

@@ -13,8 +13,6 @@ from the two main axes of the vectors. Every other image is placed among its nea
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LANDMARKS", "layout"]
-
 LANDMARKS = 1200
 PERPLEXITY = 20.0
 STEPS, EARLY, EXAGGERATION = 300, 100, 12.0
@@ -29,7 +27,6 @@ def layout(vectors: Rows, *, seed: int = 0) -> NDArray[np.uint16]:
 
     Args:
         vectors: unit rows. (N, D)
-        seed: of the choice of landmarks.
     """
     count = len(vectors)
     if count < 3:

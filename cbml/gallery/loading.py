@@ -25,19 +25,6 @@ from cbml.models import Embedder, embed, embed_outputs
 from cbml.outputs import Outputs, Reranker
 from cbml.progress import Progress
 
-__all__ = [
-    "EmbeddedFiles",
-    "FramedModel",
-    "LoadedImage",
-    "Parts",
-    "as_outputs",
-    "embed_files",
-    "embedded_chunks",
-    "fingerprint",
-    "load_images",
-    "write_vectors",
-]
-
 CHUNK = 256  # images
 
 Frame = Callable[[Tensor], Tensor]

@@ -17,21 +17,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = [
-    "BODY_LIMIT",
-    "ERROR_HANDLERS",
-    "HEADERS",
-    "READ_SECONDS",
-    "UPLOADS",
-    "Guard",
-    "Metrics",
-    "Refusal",
-    "Uploads",
-    "allowed_hosts",
-    "error_body",
-    "is_loopback",
-]
-
 BODY_LIMIT = 32 * 1024 * 1024
 READ_SECONDS = 10.0
 UPLOADS = 16
@@ -307,9 +292,9 @@ class Uploads:
             async with asyncio.timeout(self.read_seconds):
                 return await self._collected(request)
         except TimeoutError:
-            raise Refusal(408, f"the body did not come within {self.read_seconds:g} s") from None
+            raise Refusal(408, f"the body did not arrive within {self.read_seconds:g} s") from None
         except ClientDisconnect:
-            raise Refusal(400, "the body broke off") from None
+            raise Refusal(400, "the body is incomplete") from None
 
     async def _collected(self, request: Request) -> bytes:
         pieces: list[bytes] = []

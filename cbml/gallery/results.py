@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from cbml.bayes import MatchProbability
     from cbml.gallery.gallery import Gallery
 
-__all__ = [
-    "Cohorts",
-    "Query",
-    "QueryInfo",
-    "Ranking",
-    "SearchOptions",
-    "SearchResponse",
-    "SearchResult",
-    "write_html",
-]
-
 MAX_RESULTS = 500
 # Each image costs a search: ten results 20 ms of one processor in a gallery as large as this, and
 # the results must not wait for it.

@@ -14,18 +14,6 @@ from cbml.gallery.results import Query, Ranking, SearchOptions
 from cbml.gallery.storage import QueryScores, State
 from cbml.index import Store
 
-__all__ = [
-    "Confusion",
-    "Evaluate",
-    "compare_search",
-    "counterparts",
-    "find_confusions",
-    "largest_differences",
-    "probability_check",
-    "score_queries",
-    "worst_queries",
-]
-
 BLOCK = 1024  # queries of one search
 
 Indices = NDArray[np.int64]

@@ -35,8 +35,6 @@ from cbml.gallery.schemas import PAGE, known_parameters
 from cbml.gallery.scores import counterparts, probability_check
 from cbml.gallery.thumbnails import THUMBNAIL_SIZES, ByteCache, Signature
 
-__all__ = ["Service", "listen", "make_app", "make_service", "serve_app"]
-
 CACHE_BYTES = 64 * 1024 * 1024
 # Seconds between two looks at whether a gallery's folder was brought up to date.
 LOOK_EVERY = 1.0

@@ -34,16 +34,6 @@ from cbml.index import Kind, RerankerEntry, Store, find_reranker, open_store
 if TYPE_CHECKING:
     from cbml.bayes import MatchProbability
 
-__all__ = [
-    "KIND",
-    "QueryScores",
-    "State",
-    "is_saved",
-    "open_vectors",
-    "read_state",
-    "write_state",
-]
-
 KIND = "cbml gallery 2"
 IMAGES, ARRAYS, CALIBRATION = "images.json", "arrays.safetensors", "calibration.json"
 _PART = "part "

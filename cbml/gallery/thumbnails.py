@@ -19,19 +19,6 @@ from cbml.data import UnreadableImage, read_image
 from cbml.files import sha256
 from cbml.gallery.images import GalleryImage
 
-__all__ = [
-    "IMAGE_SIDE",
-    "SIGNATURE_SIZE",
-    "THUMBNAIL_SIZES",
-    "ByteCache",
-    "Signature",
-    "file_jpeg",
-    "jpeg",
-    "mark_near_duplicates",
-    "near_duplicate_groups",
-    "signature_of",
-]
-
 THUMBNAIL_SIZES = (96, 192, 384)
 IMAGE_SIDE = 2048
 

@@ -13,8 +13,6 @@ from cbml.losses.ratios import LinearRatio, QuadraticRatio
 from cbml.losses.table import LOSSES
 from cbml.losses.variance import WithVariance
 
-__all__ = ["build_loss"]
-
 RATIOS: dict[str, LinearRatio | QuadraticRatio] = {
     "fine_grained": FINE_GRAINED,
     "products": PRODUCTS,

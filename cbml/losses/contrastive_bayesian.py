@@ -5,21 +5,18 @@ from typing import Literal, Self
 
 from torch import Tensor
 
-from cbml.errors import BadData
+from cbml.errors import BadData, check_choice
 from cbml.losses.from_data import SMALLEST_STD, pair_moments, ratio_to_train_with
 from cbml.losses.kernel import Formula
 from cbml.losses.options import (
     Averaging,
     Dataset,
     Reduction,
-    check_choice,
     check_flag,
     check_number,
 )
 from cbml.losses.ratios import LinearRatio, QuadraticRatio
 from cbml.losses.terms import PairLoss
-
-__all__ = ["FINE_GRAINED", "PRODUCTS", "CBMLAuthors", "CBMLConst", "CBMLLoss", "CBMLSqrt"]
 
 FINE_GRAINED = LinearRatio(
     positive_center=0.5, positive_scale=0.5, negative_center=1.0, negative_scale=0.01

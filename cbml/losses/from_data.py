@@ -9,8 +9,6 @@ from cbml.errors import BadData
 from cbml.losses.inputs import as_labels, as_matrix, unit_rows
 from cbml.losses.ratios import LinearRatio
 
-__all__ = ["pair_moments", "ratio_to_train_with"]
-
 # Log odds of a posterior of 0.9, the certainty at which the rule sets its marks.
 CERTAIN = math.log(9.0)
 # Midway between directions that have nothing in common and equal ones.

@@ -6,22 +6,12 @@ import numpy
 import torch
 from torch import Tensor
 
-__all__ = [
-    "as_labels",
-    "as_matrix",
-    "as_pairs",
-    "check_range",
-    "unit_rows",
-    "without_self_references",
-]
-
 
 def as_matrix(embeddings: Tensor, name: str) -> Tensor:
     """The embeddings as a float32 or float64 matrix; half precision is widened.
 
     Args:
         embeddings: one row per image, also as a numpy array or lists. (B, D)
-        name: the argument's name, for the error.
     """
     embeddings = _as_tensor(embeddings, name)
     if embeddings.dim() != 2 or embeddings.shape[1] == 0:
@@ -37,7 +27,6 @@ def as_labels(labels: Tensor, matrix: Tensor, name: str) -> Tensor:
     Args:
         labels: one integer per row, also as a numpy array or list. (B,)
         matrix: the embeddings. (B, D)
-        name: the argument's name, for the error.
     """
     labels = _as_tensor(labels, name)
     if labels.dim() != 1 or len(labels) != len(matrix):
@@ -59,7 +48,7 @@ def _as_tensor(values: Any, name: str) -> Tensor:
             f"{name} must be a tensor, a numpy array or a list, got {type(values).__name__}"
         )
     if len(values) and isinstance(values[0], Tensor):
-        raise TypeError(f"{name} is a list of tensors: use torch.stack({name})")
+        raise TypeError(f"{name} is a list of tensors; use torch.stack({name})")
     try:
         array = numpy.asarray(values)
     except ValueError:
@@ -109,7 +98,6 @@ def unit_rows(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
 
     Args:
         matrix: float32 or float64. (B, D)
-        name: the argument's name, for the error.
     """
     lengths = torch.linalg.vector_norm(matrix, dim=1, keepdim=True)  # (B, 1)
     limits = torch.finfo(matrix.dtype)

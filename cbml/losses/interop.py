@@ -17,8 +17,6 @@ from pytorch_metric_learning.losses import CrossBatchMemory as LibraryMemory
 from pytorch_metric_learning.losses import SelfSupervisedLoss as LibrarySelfSupervised
 from torch import Tensor, nn
 
-__all__ = ["CrossBatchMemory", "LibraryLoss", "SelfSupervisedLoss"]
-
 
 class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
     """A loss of ours as one of pytorch-metric-learning's, for `DistributedLossWrapper`.
@@ -48,7 +46,6 @@ class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
         Args:
             embeddings: one row per image. (B, D)
             labels: one integer per row. (B,)
-            indices_tuple: pairs or triplets of a miner.
             ref_emb: references; the embeddings themselves where there are none. (R, D)
             ref_labels: their labels. (R,)
         """

@@ -31,9 +31,6 @@ from cbml.losses.options import Averaging
 from cbml.losses.pairs import LabelPairs, LabelTile, ListedPairs, MaskedTile
 from cbml.losses.ratios import Exponent
 
-__all__ = ["Formula", "PairSums", "pair_terms"]
-
-
 # Rows of a tile, and the most similarities it may hold: 2**24 float32 numbers are 64 MiB, and two
 # such buffers exist at a time.
 TILE_ROWS = 256
@@ -99,7 +96,6 @@ def pair_terms(
     Args:
         rows: unit vectors of the anchors. (B, D)
         columns: unit vectors of the references, or None for the anchors themselves. (R, D)
-        pairs: which pairs are positive and negative.
         wants_grad: whether the gradients of rows and of columns are needed.
     """
     others = rows if columns is None else columns

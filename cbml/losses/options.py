@@ -4,18 +4,6 @@ import math
 import numbers
 from typing import Literal
 
-from cbml.errors import check_choice
-
-__all__ = [
-    "Averaging",
-    "Dataset",
-    "Reduction",
-    "check_choice",
-    "check_count",
-    "check_flag",
-    "check_number",
-]
-
 Averaging = Literal["log", "sqrt", "const"]
 Reduction = Literal["mean", "sum"]
 Dataset = Literal["cub", "cars", "sop", "inshop"]
@@ -52,11 +40,7 @@ def check_number(
 
 
 def check_flag(value: bool, name: str) -> bool:
-    """The value, if it is True or False.
-
-    Args:
-        name: the argument's name, for the error.
-    """
+    """The value, if it is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["LabelPairs", "LabelTile", "ListedPairs", "MaskedTile"]
-
 NO_POSITIVES = (
     "no two images of this batch share a label, so that the loss has nothing to pull together: "
     "draw several images of each class, for example with cbml.ClassBalancedSampler"

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from cbml.losses.options import check_number
 
-__all__ = ["Exponent", "LinearRatio", "QuadraticRatio"]
-
 # Similarities are float32 numbers, a ten-millionth apart near 1: a narrower scale sees only noise.
 SMALLEST_SCALE = 1e-6
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["BASELINES", "LOSSES", "LossTable"]
-
 
 class LossTable(Mapping[str, "type[nn.Module]"]):
     """Classes of losses by name, each imported when it is asked for.

@@ -25,8 +25,6 @@ from cbml.losses.options import Averaging
 from cbml.losses.pairs import LabelPairs, ListedPairs
 from cbml.losses.ratios import Exponent
 
-__all__ = ["LossTerms", "compute_terms"]
-
 
 @dataclass(frozen=True)
 class LossTerms:

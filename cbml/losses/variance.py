@@ -2,11 +2,10 @@
 
 from torch import Tensor, nn
 
+from cbml.errors import check_choice
 from cbml.losses.kernel import Formula
-from cbml.losses.options import Reduction, check_choice, check_number
+from cbml.losses.options import Reduction, check_number
 from cbml.losses.terms import PairLoss
-
-__all__ = ["MetricVariance", "WithVariance"]
 
 
 class MetricVariance(PairLoss):

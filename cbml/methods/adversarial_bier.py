@@ -61,11 +61,7 @@ class AdversarialBIER(BIER):
         self.adversaries = nn.ModuleList()
 
     def attach(self, model: Embedder) -> None:
-        """Build an adversary for each pair of learners.
-
-        Args:
-            model: With the learners as heads.
-        """
+        """Build an adversary for each pair of learners."""
         super().attach(model)
         if len(self.adversaries):
             return
@@ -82,12 +78,7 @@ class AdversarialBIER(BIER):
         return [ParameterGroup("adversaries", [*self.adversaries.parameters()], weight_decay=0.0)]
 
     def auxiliary(self, features: Tensor, layers: list[Tensor]) -> Tensor:
-        """L_adv + λ_w L_w.
-
-        Args:
-            features: Without a gradient. (B, C)
-            layers: Weights of the learners. (d_m, C) each
-        """
+        """L_adv + λ_w L_w."""
         outputs = [_Reversed.apply(features @ layer.T) for layer in layers]
         pairs = itertools.combinations(outputs, 2)
         found = [

@@ -75,12 +75,7 @@ class AnchorNeighborhoods(Unlabeled):
         self.register_buffer("round", torch.zeros((), dtype=torch.int64))
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of a step.
-
-        Args:
-            outputs: Embeddings of the global batch.
-            batch: The index of each row's image.
-        """
+        """The loss of a step."""
         logits = self.memory.similarities(outputs.embeddings) / self.temperature  # (B, N)
         own = batch.indices.to(logits.device)
         near = logits.gather(1, self.neighborhoods[own])  # (B, k)
@@ -89,13 +84,7 @@ class AnchorNeighborhoods(Unlabeled):
         return StepLoss((logits.logsumexp(dim=1) - accepted.logsumexp(dim=1)).mean())
 
     def after_step(self, view: TrainingView, outputs: Outputs, batch: BatchInfo) -> None:
-        """Write the embeddings of the step into the memory, and begin a round where one is due.
-
-        Args:
-            view: Knows how far the run is.
-            outputs: Of the global batch, before the update.
-            batch: The index of each row's image.
-        """
+        """Write the embeddings of the step into the memory, and begin a round where one is due."""
         self.memory.write(batch.indices.to(outputs.embeddings.device), outputs.embeddings)
         if self.round_steps is None:
             due = view.step * self.rounds // view.steps

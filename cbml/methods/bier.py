@@ -91,12 +91,7 @@ class BIER(Method):
         )
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The boosted losses of the learners, and what keeps them independent.
-
-        Args:
-            outputs: With the parts of the learners, and features.
-            batch: Labels of the rows.
-        """
+        """The boosted losses of the learners, and what keeps them independent."""
         same = batch.labels[:, None] == batch.labels[None, :]
         learners = [outputs.parts[name] for name in LEARNERS]
         losses = self.boosted(learners, same)

@@ -88,11 +88,7 @@ class CBSwR(InstanceSpreading):
         self.decoder: nn.Module = nn.Identity()  # as wide as the model's maps
 
     def attach(self, model: Embedder) -> None:
-        """Meet the model, and make the decoder of its maps.
-
-        Args:
-            model: With one linear layer.
-        """
+        """Meet the model, and make the decoder of its maps."""
         super().attach(model)
         if not self.weights["reconstruction"]:
             self.parts = ("features",)
@@ -103,11 +99,7 @@ class CBSwR(InstanceSpreading):
         self.decoder.to(next(model.parameters()).device)
 
     def teach(self, images: Tensor) -> Mapping[str, Tensor]:
-        """The pixels in [0, 1], which the decoder is to give.
-
-        Args:
-            images: As the model sees them.
-        """
+        """The pixels in [0, 1], which the decoder is to give."""
         if not self.weights["reconstruction"]:
             return {}
         expected = self.model.preprocessing
@@ -118,12 +110,7 @@ class CBSwR(InstanceSpreading):
         return {"pixels": (images.float() * std + mean) / (255 * expected.scale)}
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of a step, with its three terms.
-
-        Args:
-            outputs: Of the global batch, with features, maps and pixels.
-            batch: A label for each image, and the step, which decides the dropout.
-        """
+        """The loss of a step, with its three terms."""
         x = outputs.embeddings.float()
         scores = self.scores(x, batch.step)  # y (B, K)
         clusters = _of_first_view(scores.argmax(dim=1), batch.labels)

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from cbml.errors import BadData
 from cbml.index import kmeans
 
-__all__ = ["Labeling", "cluster_count", "cluster_labels", "match_labels"]
-
 Vectors = NDArray[np.float32]
 Labels = NDArray[np.int64]
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from cbml.errors import BadData, check_choice
 from cbml.losses import check_count, check_number
-from cbml.methods.margin_triplets import MarginTriplets
+from cbml.methods.margin import MarginTriplets
 from cbml.models import Gates, Head
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, Method, ParameterGroup, StepLoss
@@ -20,7 +20,7 @@ Searched = Literal["composites", "sub_embeddings"]
 class DCML(Method):
     """Margin losses on gated sums of sub-embeddings (Zheng et al. 2021).
 
-    With y_k the K linear sub-embeddings and p_l the gates (`cbml.models.mixing`):
+    With y_k the K linear sub-embeddings and p_l the gates (`cbml.models.heads`):
 
         q_l    = Σ_k p_lk y_k                                   the composites
         J_self = Σ_l mean -log max_k p_lk                       gates become sure of one
@@ -114,12 +114,7 @@ class DCML(Method):
         return torch.stack(logits, dim=1).log_softmax(dim=2)
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """What the composites lose, and how unsure the gates are.
-
-        Args:
-            outputs: With the parts of the composites, and the sub-embeddings of any length.
-            batch: Labels of the rows.
-        """
+        """What the composites lose, and how unsure the gates are."""
         log_weights = self.log_weights([outputs.parts[f"raw:{name}"] for name in self.subs])
         if self.joint:
             whole = torch.cat([outputs.parts[f"raw:{name}"] for name in self.mixed], dim=1)

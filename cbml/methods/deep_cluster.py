@@ -70,11 +70,7 @@ class DeepCluster(Unlabeled):
         return [ParameterGroup("classifier", [self.weight, self.bias], momentum=0.0)]
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
-        """New clusters, a new classifier of them, and draws that are uniform over them.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """New clusters, a new classifier of them, and draws that are uniform over them."""
         generator = np.random.default_rng([self.seed, view.epoch])
         vectors = head_outputs(view.model, view.embed)
         found = self._clustered(view, vectors, seed=int(generator.integers(2**31)))
@@ -110,12 +106,7 @@ class DeepCluster(Unlabeled):
         self.bias.zero_()
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of a step.
-
-        Args:
-            outputs: Of the global batch, with the part "raw".
-            batch: The cluster of each row.
-        """
+        """The loss of a step."""
         hidden = functional.relu(outputs.parts["raw"])
         logits = functional.linear(hidden, self.weight, self.bias)  # (B, K)
         return StepLoss(functional.cross_entropy(logits, batch.labels))

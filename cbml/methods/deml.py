@@ -61,12 +61,7 @@ class DeML(Method):
         self.activity = check_number(activity, "activity", at_least=0.0)
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The losses of the attentions, and what keeps them apart.
-
-        Args:
-            outputs: With the parts of the attentions, and the features of the first.
-            batch: Labels of the rows.
-        """
+        """The losses of the attentions, and what keeps them apart."""
         rows = [part for name, part in outputs.parts.items() if name.startswith("attention_")]
         apart = [decoupled(*pair) for pair in itertools.combinations(rows, 2)]
         weight = self.model.get_parameter("head.linear.weight")

@@ -46,11 +46,7 @@ class ProxyAnchorDIML(Method):
         )
 
     def attach(self, model: Embedder) -> None:
-        """Refuse models without cells.
-
-        Args:
-            model: With one linear layer on a map.
-        """
+        """Refuse models without cells."""
         super().attach(model)
         if model.pooling == "backbone":
             raise BadData("DIML: pooling 'backbone' hides the map; use pooling='average'")

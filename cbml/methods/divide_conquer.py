@@ -99,11 +99,7 @@ class DivideConquer(Method):
 
     @torch.no_grad()
     def start(self, view: TrainingView) -> None:
-        """Draw each slice of the layer as the program does, normal by its inputs and outputs.
-
-        Args:
-            view: Of the model before its first step.
-        """
+        """Draw each slice of the layer as the program does, normal by its inputs and outputs."""
         generator = torch.Generator().manual_seed(self.seed)
         for k in range(self.clusters):
             layer = view.model.get_submodule(f"head.{_name(k)}.0")
@@ -115,11 +111,7 @@ class DivideConquer(Method):
             layer.bias.copy_(drawn)
 
     def before_epoch(self, view: TrainingView) -> EpochPlan | None:
-        """Batches of the clusters in turn, which are found again where that is due.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """Batches of the clusters in turn, which are found again where that is due."""
         ends = [math.ceil(share * view.steps) for share in (self.divide_until, self.cluster_until)]
         if view.step >= ends[1]:
             return None
@@ -159,12 +151,7 @@ class DivideConquer(Method):
         self.cluster_of[readable] = found.to(self.cluster_of.device)
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of the slice of the batch's cluster, or of the whole embedding.
-
-        Args:
-            outputs: With the parts of the slices.
-            batch: Labels of the rows, and the stream they are from.
-        """
+        """The loss of the slice of the batch's cluster, or of the whole embedding."""
         rows = outputs.embeddings
         if batch.stream != WHOLE:
             rows = outputs.parts[_name(batch.stream - 1)]

@@ -16,7 +16,7 @@ class DRML(Method):
     """Branches routed by reconstruction, and relations between them (Zheng et al. 2021).
 
     With h_k the k-th piece of the pooled features, v_k the unit vector of the linear branch on it
-    and "out" the branches and their relations side by side (`cbml.models.mixing`):
+    and "out" the branches and their relations side by side (`cbml.models.heads`):
 
         e_k  = mean (sg(h_k) - Dec_k sg(v_k))²        (B,) what branch k loses of an image
         k(n) = argmin_k e_k[n]                        the branch of image n
@@ -80,11 +80,7 @@ class DRML(Method):
         return (*branches, whole)
 
     def attach(self, model: Embedder) -> None:
-        """Build the decoders.
-
-        Args:
-            model: With the branches as heads.
-        """
+        """Build the decoders."""
         super().attach(model)
         if len(self.decoders):
             return
@@ -109,11 +105,7 @@ class DRML(Method):
         ]
 
     def before_epoch(self, view: TrainingView) -> EpochPlan | None:
-        """Let the backbone rest at first.
-
-        Args:
-            view: Knows the epoch.
-        """
+        """Let the backbone rest at first."""
         return EpochPlan(rest=frozenset({"backbone"})) if view.epoch < self.warmup_epochs else None
 
     def errors(self, features: Tensor, branches: Sequence[Tensor]) -> Tensor:
@@ -134,7 +126,6 @@ class DRML(Method):
 
         Args:
             outputs: With the parts of the branches, and features.
-            batch: Labels of the rows.
         """
         branches = [outputs.parts[name] for name in self.branches]
         errors = self.errors(outputs.parts["features"], branches)
@@ -153,12 +144,7 @@ class DRML(Method):
 
 
 def branch_width(dim: int, branches: int) -> int:
-    """Width of each branch, all of which are alike.
-
-    Args:
-        dim: Width of the embedding.
-        branches: How many there are.
-    """
+    """Width of each branch, all of which are alike."""
     if dim % branches:
         raise BadData(f"dim {dim}: {branches} branches of one width need a multiple of {branches}")
     return dim // branches

@@ -48,11 +48,6 @@ class Exemplar(Unlabeled):
         return [ParameterGroup("classifier", [self.weight, self.bias], weight_decay=0.0)]
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of a step.
-
-        Args:
-            outputs: Of the global batch, with the part "raw".
-            batch: The index of each row's image.
-        """
+        """The loss of a step."""
         logits = functional.linear(outputs.parts["raw"], self.weight, self.bias)  # (B, N)
         return StepLoss(functional.cross_entropy(logits, batch.indices.to(logits.device)))

@@ -45,12 +45,7 @@ class FusingNet(Method):
         self.classifier = nn.Parameter(torch.zeros(num_classes, embedding_size))
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The sum of the three losses.
-
-        Args:
-            outputs: With the parts "fused" and "network".
-            batch: Labels of the rows.
-        """
+        """The sum of the three losses."""
         fused = outputs.parts["fused"]
         terms = {
             "pairs": self.pair_loss(fused, batch.labels),

@@ -26,7 +26,6 @@ def level_heads(
     """A head for each depth, as equal in width as they can be, the deepest the widest.
 
     Args:
-        weights: Of the levels within the embedding.
         hidden: Widths of the layers before the last one of the two lower heads.
     """
     if dim < len(LEVEL_NAMES):
@@ -106,12 +105,7 @@ class HDC(Method):
         return level_heads(dim, weights=self.weights, hidden=(self.hidden,))
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The sum of the levels' losses.
-
-        Args:
-            outputs: With the parts of the three heads.
-            batch: Labels of the rows.
-        """
+        """The sum of the levels' losses."""
         kept: _Pairs | None = None
         terms = {}
         for name, share in zip(LEVEL_NAMES, self.hard_shares, strict=True):

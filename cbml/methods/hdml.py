@@ -94,11 +94,7 @@ class HDML(Method):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def attach(self, model: Embedder) -> None:
-        """Build generator and classifier for the model's features.
-
-        Args:
-            model: With one linear layer.
-        """
+        """Build generator and classifier for the model's features."""
         super().attach(model)
         if self._optimizers:
             return
@@ -128,24 +124,13 @@ class HDML(Method):
         return self._optimizers
 
     def after_step(self, view: TrainingView, outputs: Outputs, batch: BatchInfo) -> None:
-        """Update the two networks.
-
-        Args:
-            view: Of the training.
-            outputs: Of the batch.
-            batch: Its labels.
-        """
+        """Update the two networks."""
         del view, outputs, batch
         for optimizer in self._optimizers.values():
             optimizer.step()
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The losses of the model and of the two networks, each with a gradient for its own.
-
-        Args:
-            outputs: With features and what the layer makes of them.
-            batch: Labels and indices of the rows.
-        """
+        """The losses of the model and of the two networks, each with a gradient for its own."""
         for optimizer in self._optimizers.values():
             optimizer.zero_grad()  # a skipped update leaves its gradient behind
         rows, features = outputs.parts["raw"], outputs.parts["features"].detach()
@@ -242,9 +227,6 @@ def pairs_of(batch: BatchInfo) -> list[tuple[Tensor, Tensor]]:
     """Rows of anchors and of their positives: one pair of each class, as often as classes have two.
 
     Which images meet depends on their indices alone, not on the order of the batch.
-
-    Args:
-        batch: Labels and indices of the rows.
     """
     # Spread: images of neighboring indices are often alike.
     order = (batch.indices * _LARGE_ODD % 2**32).argsort(stable=True).tolist()

@@ -56,11 +56,7 @@ class Horde(Method):
         self.embeddings = nn.ParameterList()  # E_k from the second order on, (D, width)
 
     def attach(self, model: Embedder) -> None:
-        """Build P and E for the channels of the model's map.
-
-        Args:
-            model: With one linear layer.
-        """
+        """Build P and E for the channels of the model's map."""
         super().attach(model)
         if model.pooling == "backbone":
             raise BadData("Horde: pooling 'backbone' hides the map; use pooling='average'")
@@ -93,12 +89,7 @@ class Horde(Method):
         return found
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The sum of the losses of all orders.
-
-        Args:
-            outputs: With the map.
-            batch: Labels of the rows.
-        """
+        """The sum of the losses of all orders."""
         terms = {"order_1": self.pair_loss(outputs.embeddings, batch.labels)}
         with torch.autocast(outputs.embeddings.device.type, enabled=False):
             for number, moment in enumerate(self.moments(outputs.parts["map"].float())):

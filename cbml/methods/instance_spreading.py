@@ -54,11 +54,7 @@ class InstanceSpreading(Unlabeled):
         self.neighbor_probability = neighbor_probability
 
     def before_epoch(self, view: TrainingView) -> EpochPlan | None:
-        """Batches in which neighbors take the places of some second views.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """Batches in which neighbors take the places of some second views."""
         if not self.neighbor_probability:
             return None
         planned = view.batches.sampler.plan(view.epoch)  # type: ignore[attr-defined]
@@ -86,12 +82,7 @@ class InstanceSpreading(Unlabeled):
         return view.distributed.from_main_process(find, like).numpy()
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of a step, with its two terms.
-
-        Args:
-            outputs: Embeddings of the global batch.
-            batch: A label for each image.
-        """
+        """The loss of a step, with its two terms."""
         x, labels = outputs.embeddings.float(), batch.labels
         logits = x @ (x.detach() if self.detach else x).T / self.temperature
         itself = torch.eye(len(x), dtype=torch.bool, device=x.device)

@@ -95,14 +95,12 @@ class LargerViews(Unlabeled):
         self.register_buffer("held_out", torch.zeros(num_images, dtype=torch.bool))
 
     def start(self, view: TrainingView) -> None:
-        """Look at the enlarged images, once.
-
-        Args:
-            view: Of the model before its first step.
-        """
+        """Look at the enlarged images, once."""
         super().start(view)
         if len(view.readable) < 4:
-            raise BadData(f"larger views: {len(view.readable)} readable images; 4 are the least")
+            raise BadData(
+                f"larger views: {len(view.readable)} readable images; at least 4 are needed"
+            )
         found = torch.from_numpy(self._look(view))
         readable = torch.from_numpy(view.readable)
         device = self.teacher.device
@@ -140,11 +138,7 @@ class LargerViews(Unlabeled):
         return found
 
     def judge(self, view: TrainingView) -> Mapping[str, float]:
-        """The share of the nearest neighbors of images not trained on that t gives them too.
-
-        Args:
-            view: Of the model to judge.
-        """
+        """The share of the nearest neighbors of images not trained on that t gives them too."""
         readable = view.readable
         judges = np.flatnonzero(self.held_out.cpu().numpy()[readable])
         by_model = readable[_nearest(view.embed(), _COMPARED, judges)]
@@ -153,11 +147,7 @@ class LargerViews(Unlabeled):
         return {"agreement": float(shared.mean())}
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
-        """Batches of images with their neighbors.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """Batches of images with their neighbors."""
         shape = view.batches.sampler.plan(view.epoch).shape  # type: ignore[attr-defined]
         trained = view.readable[~self.held_out.cpu().numpy()[view.readable]]
         generator = np.random.default_rng([self.seed, view.epoch])
@@ -165,12 +155,7 @@ class LargerViews(Unlabeled):
         return EpochPlan(batches=EpochBatches(neighbor_batches(nearest, trained, shape, generator)))
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of a step, with its terms.
-
-        Args:
-            outputs: Embeddings of the global batch.
-            batch: The index of each row's image.
-        """
+        """The loss of a step, with its terms."""
         x = outputs.embeddings.float()
         images = batch.indices.to(x.device)
         seen = self.teacher[images]
@@ -228,7 +213,6 @@ def neighbor_pairs(
     Args:
         images: Of each row. (B,)
         nearest: Neighbors of each row's image, the nearest first. (B, K)
-        positives: How many of them count as near.
     """
     itself = torch.eye(len(images), dtype=torch.bool, device=images.device)
     same = images[:, None] == images[None, :]
@@ -248,9 +232,6 @@ def neighbor_batches(
 
     Args:
         nearest: Neighbors of every image, -1 where there are fewer. (N, K)
-        trained: Images that may be in a batch.
-        shape: Batches and rows.
-        generator: Source of chance.
     """
     allowed = np.zeros(len(nearest), dtype=np.bool_)
     allowed[trained] = True

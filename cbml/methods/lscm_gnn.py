@@ -56,12 +56,7 @@ class LSCMGNN(Method):
             self.edges = nn.Sequential(*layers) if neighbors else None
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of the mixed rows, and that of the edges.
-
-        Args:
-            outputs: Of the model.
-            batch: Labels of the rows.
-        """
+        """The loss of the mixed rows, and that of the edges."""
         rows = outputs.embeddings
         near = nearest_rows(rows, rows, self.neighbors)  # (B, K)
         logits = self.edge_logits(rows, rows[near])
@@ -88,11 +83,7 @@ class LSCMGNN(Method):
         return found[..., 0]
 
     def refine(self, outputs: Outputs) -> Tensor:
-        """Every row of an evaluated set, mixed with its neighbors in it. (N, D)
-
-        Args:
-            outputs: Of all its images.
-        """
+        """Every row of an evaluated set, mixed with its neighbors in it. (N, D)"""
         rows = outputs.embeddings
         device = next(self.parameters(), rows).device
         rows, found = rows.to(device), []

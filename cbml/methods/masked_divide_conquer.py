@@ -135,11 +135,7 @@ class MaskedDivideConquer(Method):
         return [ParameterGroup("masks", trained, self.mask_factor, self.mask_decay)]
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
-        """Batches of the clusters in turn, which are found again and split where that is due.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """Batches of the clusters in turn, which are found again and split where that is due."""
         if view.epoch % self.every == 0 or bool((self.cluster_of < 0).all()):
             self._cluster(view)
         count = 2 ** int(self.level)
@@ -188,12 +184,7 @@ class MaskedDivideConquer(Method):
             self.level += 1
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of the masked rows of the batch's cluster, or of the plain embedding.
-
-        Args:
-            outputs: With the part "raw".
-            batch: Labels and images of the rows, and the stream they are from.
-        """
+        """The loss of the masked rows of the batch's cluster, or of the plain embedding."""
         if batch.stream == 0:
             return StepLoss(self._margin(outputs.embeddings, batch))
         level = batch.stream.bit_length() - 1
@@ -228,8 +219,6 @@ def weighted_pairs(
 
     Args:
         rows: Unit vectors. (B, D)
-        batch: Their labels.
-        draws: Source of chance.
         near: Distances below weigh as this one.
         far: Negatives at or beyond this distance weigh next to nothing.
     """
@@ -263,8 +252,6 @@ def find_clusters(
     Args:
         features: (N, C)
         labels: Class of each. (N,)
-        count: How many clusters.
-        seed: Random seed.
     """
     found = np.zeros(len(features), dtype=np.int64)
     for attempt in range(_ATTEMPTS):
@@ -287,8 +274,6 @@ def split_clusters(
         features: (N, C)
         labels: Class of each. (N,)
         clusters: Of each. (N,)
-        count: How many clusters there are.
-        seed: Random seed.
     """
     halves = 2 * clusters
     for c in range(count):

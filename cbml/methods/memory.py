@@ -30,11 +30,7 @@ class Unlabeled(Method):
         self.head_start = head_start
 
     def start(self, view: TrainingView) -> None:
-        """Let the linear layer whiten the features, if asked.
-
-        Args:
-            view: Of the model before its first step.
-        """
+        """Let the linear layer whiten the features, if asked."""
         if self.head_start == "whitened":
             start_head(view.model, view.embed)
 

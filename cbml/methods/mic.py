@@ -122,11 +122,7 @@ class MIC(Method):
         return (Head(name="classes", dim=dim), Head(name="shared", dim=dim, weight=0.0))
 
     def attach(self, model: Embedder) -> None:
-        """Refuse a backbone whose first stage is not known.
-
-        Args:
-            model: With both heads.
-        """
+        """Refuse a backbone whose first stage is not known."""
         super().attach(model)
         _first_stage(model)
 
@@ -139,11 +135,7 @@ class MIC(Method):
         ]
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
-        """Batches of classes, each perhaps followed by one of clusters.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """Batches of classes, each perhaps followed by one of clusters."""
         fresh = bool((self.cluster_of < 0).all())
         if fresh or view.epoch % self.every == 0:
             self._cluster(view, fresh)
@@ -210,12 +202,7 @@ class MIC(Method):
         self.cluster_of[readable] = found.to(self.cluster_of.device)
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of a batch of classes or of clusters.
-
-        Args:
-            outputs: With the parts "classes" and "shared".
-            batch: Labels of the rows, classes or clusters as the stream says.
-        """
+        """The loss of a batch of classes or of clusters."""
         shared = batch.stream == SHARED
         rows = outputs.parts["shared" if shared else "classes"]
         beta = (self.shared_beta if shared else self.class_beta)[batch.labels]

@@ -115,11 +115,7 @@ class MOM(Unlabeled):
         self.register_buffer("weights", torch.zeros(num_images, pool))
 
     def start(self, view: TrainingView) -> None:
-        """Mine the pools.
-
-        Args:
-            view: Of the model before its first step.
-        """
+        """Mine the pools."""
         readable = torch.from_numpy(view.readable)
         components = min(_COMPONENTS, max(2, len(readable) // _IMAGES_PER_COMPONENT))
         features = whitened(image_features(view.model, view.embed), components)
@@ -139,11 +135,7 @@ class MOM(Unlabeled):
         self.weights[readable.to(self.weights.device)] = weights.to(self.weights)
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
-        """Triplets, three rows each: anchor, positive, negative.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """Triplets, three rows each: anchor, positive, negative."""
         both = (self.positives[:, 0] >= 0) & (self.negatives[:, 0] >= 0)
         anchors = np.flatnonzero(both.cpu().numpy())
         if not len(anchors):
@@ -188,7 +180,6 @@ class MOM(Unlabeled):
 
         Args:
             outputs: Embeddings of the global batch, in threes.
-            batch: The index of each row's image.
         """
         x = outputs.embeddings.float()
         anchor, positive, negative = batch.indices.to(x.device).view(-1, 3).T

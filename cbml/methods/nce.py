@@ -66,12 +66,7 @@ class NCE(Unlabeled):
         self.register_buffer("normalizer", torch.zeros(()))
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of a step.
-
-        Args:
-            outputs: Embeddings of the global batch.
-            batch: The index of each row's image.
-        """
+        """The loss of a step."""
         logits = self.memory.similarities(outputs.embeddings) / self.temperature  # (B, N)
         own = batch.indices.to(logits.device)
         if not self.negatives:
@@ -104,12 +99,6 @@ class NCE(Unlabeled):
         return -(own + others).mean()
 
     def after_step(self, view: TrainingView, outputs: Outputs, batch: BatchInfo) -> None:
-        """Write the embeddings of the step into the memory.
-
-        Args:
-            view: Not needed.
-            outputs: Of the global batch, before the update.
-            batch: The index of each row's image.
-        """
+        """Write the embeddings of the step into the memory."""
         del view
         self.memory.write(batch.indices.to(outputs.embeddings.device), outputs.embeddings)

@@ -66,11 +66,7 @@ class Ortho(Projection):
         self.weighing = nn.Parameter(torch.zeros(0))  # R, as wide as the model's features
 
     def attach(self, model: Embedder) -> None:
-        """Meet the model, and draw R.
-
-        Args:
-            model: With one linear layer.
-        """
+        """Meet the model, and draw R."""
         super().attach(model)
         generator = torch.Generator().manual_seed(self.seed)
         dim, features = self.projection.shape
@@ -84,11 +80,7 @@ class Ortho(Projection):
         super().settle()
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
-        """Batches at random; before the first epoch also the clusters.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """Batches at random; before the first epoch also the clusters."""
         steps, rows = view.batches.sampler.plan(view.epoch).shape  # type: ignore[attr-defined]
         readable = view.readable
         generator = np.random.default_rng([self.seed, view.epoch])
@@ -124,12 +116,7 @@ class Ortho(Projection):
         return view.distributed.from_main_process(find, like).numpy()
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The loss of a step.
-
-        Args:
-            outputs: Of the global batch, with the part "features".
-            batch: The cluster of each row.
-        """
+        """The loss of a step."""
         x, weight = self.unit_features(outputs), self.projection
         triplets = semi_hard(x.detach() @ weight.T, batch.labels, self.margin)
         if not len(triplets[0]):

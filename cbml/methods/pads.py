@@ -136,11 +136,7 @@ class PADS(Method):
         return {"policy": self._optimizer}
 
     def start(self, view: TrainingView) -> None:
-        """Refuse a dataset of which nothing can be held back.
-
-        Args:
-            view: Of the model before its first step.
-        """
+        """Refuse a dataset of which nothing can be held back."""
         if not len(self._held_back(view)):
             raise BadData(
                 "--method pads: no class has four images, of which it holds two back to learn its "
@@ -148,11 +144,7 @@ class PADS(Method):
             )
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
-        """Batches of what is not held back.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """Batches of what is not held back."""
         sampler, labels = view.batches.sampler, view.batches.images.known_labels
         assert isinstance(sampler, ClassBalancedSampler)
         held = self._held_back(view)
@@ -171,12 +163,7 @@ class PADS(Method):
         return hold_back(view.batches.images.known_labels, self.held_back, seed=self.seed)
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The margin loss of pairs that the histogram draws.
-
-        Args:
-            outputs: Embeddings of the global batch.
-            batch: Labels and images of the rows.
-        """
+        """The margin loss of pairs that the histogram draws."""
         rows, beta = outputs.embeddings, self.beta[batch.labels]
         pairs = self.pairs(rows, batch)
         return StepLoss(margin_loss(rows, *pairs, beta=beta, margin=self.margin))
@@ -199,13 +186,7 @@ class PADS(Method):
         return Pairs(anchors, partner[anchors]), Pairs(anchors, other[anchors])
 
     def after_step(self, view: TrainingView, outputs: Outputs, batch: BatchInfo) -> None:
-        """Let the policy learn and act, every M updates and first after M + 1.
-
-        Args:
-            view: The model after the update.
-            outputs: Not looked at.
-            batch: Not looked at.
-        """
+        """Let the policy learn and act, every M updates and first after M + 1."""
         del outputs, batch
         if view.step > self.every * (int(self.turns) + 1):
             self._turn(self._metrics(view), view.step / view.steps)
@@ -308,7 +289,6 @@ def distance_bin(distances: Tensor, edges: Tensor) -> Tensor:
     """The bin of each distance; the first and the last have no end.
 
     Args:
-        distances: Of any shape.
         edges: Of the bins, the outer two included. (bins + 1,)
     """
     inner = edges[1:-1].to(distances)
@@ -329,7 +309,6 @@ def hold_back(labels: Indices, share: float, *, seed: int) -> Indices:
     Args:
         labels: Class of each image. (N,)
         share: Of each class, at least two of those that have four.
-        seed: Random seed.
     """
     generator, held = np.random.default_rng(seed), []
     for label in np.unique(labels):

@@ -32,11 +32,7 @@ class Projection(Unlabeled):
         self.register_buffer("center", torch.zeros(0))
 
     def attach(self, model: Embedder) -> None:
-        """Meet the model, whose features tell how wide L is.
-
-        Args:
-            model: With one linear layer.
-        """
+        """Meet the model, whose features tell how wide L is."""
         if not isinstance(model.head, nn.Linear):
             raise BadData(f"{type(self).__name__}: needs a model with one linear layer")
         super().attach(model)
@@ -53,9 +49,6 @@ class Projection(Unlabeled):
 
         A whitening start becomes the principal directions: divided by their deviations they would
         be far from what either method calls a good L.
-
-        Args:
-            view: Of the model before its first step.
         """
         super().start(view)
         features = image_features(view.model, view.embed)
@@ -77,13 +70,7 @@ class Projection(Unlabeled):
         bias.copy_(-self.projection @ self.center)
 
     def after_step(self, view: TrainingView, outputs: Outputs, batch: BatchInfo) -> None:
-        """Bring the linear layer back after an update.
-
-        Args:
-            view: The model after the update.
-            outputs: Not used.
-            batch: Not used.
-        """
+        """Bring the linear layer back after an update."""
         del view, outputs, batch
         self.settle()
 

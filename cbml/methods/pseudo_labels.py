@@ -15,8 +15,6 @@ from cbml.methods.whitening import image_features, start_head, whitened
 from cbml.models import Embedder
 from cbml.training import EpochPlan, Method, NonFiniteError, TrainingView
 
-__all__ = ["PseudoLabels", "move_class_vectors"]
-
 Vectors = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Study = Callable[[Embedder, Labels], Mapping[str, float]]
@@ -75,20 +73,12 @@ class PseudoLabels(Method):
         self.collapse = collapse
 
     def start(self, view: TrainingView) -> None:
-        """Let the linear layer whiten the features, if asked.
-
-        Args:
-            view: Of the model before its first step.
-        """
+        """Let the linear layer whiten the features, if asked."""
         if self.head_start == "whitened":
             start_head(view.model, view.embed)
 
     def before_epoch(self, view: TrainingView) -> EpochPlan | None:
-        """New labels where they are due.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """New labels where they are due."""
         if self.clusters is None or view.epoch % self.every:
             return None
         readable, images = view.readable, view.batches.images

@@ -50,11 +50,6 @@ class RankedLevels(Method):
         return level_heads(dim)
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """The sum of the levels' losses.
-
-        Args:
-            outputs: With the parts of the three heads.
-            batch: Labels of the rows.
-        """
+        """The sum of the levels' losses."""
         terms = {name: self.level_loss(outputs.parts[name], batch.labels) for name in LEVEL_NAMES}
         return StepLoss(torch.stack([*terms.values()]).sum(), terms)

@@ -5,7 +5,7 @@ from torch import nn
 
 from cbml.errors import BadData
 from cbml.losses import check_count, check_number
-from cbml.methods.margin_triplets import MarginTriplets, Rule
+from cbml.methods.margin import MarginTriplets, Rule
 from cbml.methods.mic import decorrelation
 from cbml.models import Embedder, Head
 from cbml.outputs import Outputs
@@ -97,11 +97,7 @@ class Sharing(Method):
         )
 
     def attach(self, model: Embedder) -> None:
-        """Build R.
-
-        Args:
-            model: With the two heads.
-        """
+        """Build R."""
         super().attach(model)
         if len(self.regressor):
             return
@@ -121,12 +117,7 @@ class Sharing(Method):
         ]
 
     def forward(self, outputs: Outputs, batch: BatchInfo) -> StepLoss:
-        """Both margin losses, and what the heads agree in.
-
-        Args:
-            outputs: With the parts of both heads.
-            batch: Labels of the rows.
-        """
+        """Both margin losses, and what the heads agree in."""
         terms = {name: self.margins[name](outputs.parts[name], batch) for name in HEADS}
         target, source = (outputs.parts[name] for name in HEADS)
         terms["agreement"] = decorrelation(source, target, self.regressor)

@@ -75,11 +75,7 @@ class SmartMining(Method):
         self.register_buffer("active", torch.zeros((), dtype=torch.int64))
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
-        """Triplets, three rows each: anchor, positive, negative.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """Triplets, three rows each: anchor, positive, negative."""
         share = self._adapt()
         readable = view.readable
         labels, vectors = view.batches.images.known_labels[readable], view.embed()
@@ -129,7 +125,6 @@ class SmartMining(Method):
 
         Args:
             outputs: Embeddings of the global batch, in threes.
-            batch: Labels of the rows.
         """
         near, far = _squares(outputs.embeddings, batch)
         if not len(near):
@@ -143,13 +138,7 @@ class SmartMining(Method):
         return StepLoss(terms["triplet"] + self.global_weight * terms["global"], terms)
 
     def after_step(self, view: TrainingView, outputs: Outputs, batch: BatchInfo) -> None:
-        """Count the triplets with a loss.
-
-        Args:
-            view: Not looked at.
-            outputs: Of the update.
-            batch: Its labels.
-        """
+        """Count the triplets with a loss."""
         del view
         near, far = _squares(outputs.embeddings, batch)
         self.seen += len(near)
@@ -194,7 +183,6 @@ def mine_triplets(
         labels: Class of each. (N,)
         anchors: Images that have another of their class and one of another. (A,)
         window: Share of the negatives, the nearest, that are drawn from.
-        generator: Source of chance.
     """
     triplets = []
     for start in range(0, len(anchors), _ANCHORS):

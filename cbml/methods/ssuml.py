@@ -59,11 +59,7 @@ class SSUML(Projection):
         self.synthesis = nn.Parameter(torch.zeros(0))  # S' (C, 2C)
 
     def attach(self, model: Embedder) -> None:
-        """Meet the model, and start S at the mean of the two features, with a little noise.
-
-        Args:
-            model: With one linear layer.
-        """
+        """Meet the model, and start S at the mean of the two features, with a little noise."""
         super().attach(model)
         width = self.projection.shape[1]
         generator = torch.Generator().manual_seed(self.seed)
@@ -72,11 +68,7 @@ class SSUML(Projection):
         self.synthesis = nn.Parameter((both + noise).to(self.projection.device))
 
     def before_epoch(self, view: TrainingView) -> EpochPlan | None:
-        """Let the backbone rest where it is not to learn.
-
-        Args:
-            view: Of the model as trained so far.
-        """
+        """Let the backbone rest where it is not to learn."""
         del view
         return None if self.train_network else EpochPlan(rest=frozenset({"backbone"}))
 
@@ -84,7 +76,6 @@ class SSUML(Projection):
         """The loss of a step, with its two terms.
 
         Args:
-            outputs: Of the global batch, with the part "features".
             batch: Its step decides the triplets.
         """
         x = self.unit_features(outputs)
@@ -144,6 +135,8 @@ def random_triplets(rows: int, count: int, *, seed: int, step: int) -> Tensor:
         step: Of the run: each draws others.
     """
     if rows < 3:
-        raise BadData(f"--method ssuml: a batch of {rows} images has no triplets; 3 are the least")
+        raise BadData(
+            f"--method ssuml: a batch of {rows} images has no triplets; at least 3 are needed"
+        )
     keys = np.random.default_rng([seed, step]).random((count, rows))
     return torch.from_numpy(np.argpartition(keys, 2, axis=1)[:, :3])

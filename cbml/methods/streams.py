@@ -10,27 +10,12 @@ from cbml.data import ClassBalancedSampler, EpochBatches
 from cbml.methods.whitening import image_features
 from cbml.training import TrainingView
 
-__all__ = [
-    "batches_of",
-    "can_be_learned_from",
-    "cluster_plans",
-    "first_batches",
-    "renumbered",
-    "round_robin",
-    "unit_features",
-    "without_lone_images",
-]
-
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 
 
 def unit_features(view: TrainingView) -> NDArray[np.float32]:
-    """Features of the readable training images before the last layer, of length one. (N, C)
-
-    Args:
-        view: Of the model as trained so far.
-    """
+    """Features of the readable training images before the last layer, of length one. (N, C)"""
     features = image_features(view.model, view.embed)
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     unit: NDArray[np.float32] = features / np.maximum(lengths, 1e-12)
@@ -46,7 +31,6 @@ def renumbered(previous: Labels, current: Labels, clusters: int) -> Labels:
     Args:
         previous: Clusters before. (N,)
         current: Clusters now. (N,)
-        clusters: How many there are.
     """
     shared = np.zeros((clusters, clusters), dtype=np.int64)
     np.add.at(shared, (current, previous), 1)
@@ -67,11 +51,7 @@ def without_lone_images(clusters: Labels, labels: Labels) -> Labels:
 
 
 def can_be_learned_from(labels: Labels) -> bool:
-    """Whether two classes have two images each.
-
-    Args:
-        labels: Classes of the images of a cluster.
-    """
+    """Whether two classes have two images each."""
     return int((np.bincount(labels) > 1).sum()) > 1 if len(labels) else False
 
 
@@ -87,13 +67,6 @@ def batches_of(
 
     They have as many images of a class as the run's sampler takes; more where there are too few
     classes for a batch of that size.
-
-    Args:
-        members: Indices of the images.
-        labels: Class of each of them.
-        sampler: The run's own.
-        size: Images in a batch.
-        seed: Random seed.
     """
     samples = sampler.samples_per_class
     classes = min(-(-size // samples), len(np.unique(labels)))
@@ -128,10 +101,7 @@ def cluster_plans(
     """Batches of each cluster that can be learned from, by its number. (S, B) each
 
     Args:
-        view: Knows labels, sampler and epoch.
         clusters: Of each image, -1 for none. (N,)
-        count: How many clusters there are.
-        seed: Random seed.
     """
     labels, sampler = view.batches.images.known_labels, view.batches.sampler
     assert isinstance(sampler, ClassBalancedSampler)
@@ -147,12 +117,6 @@ def cluster_plans(
 
 
 def first_batches(batches: EpochBatches, count: int, *, whole: bool) -> EpochBatches:
-    """At most so many batches of an epoch, for slices or for the whole embedding.
-
-    Args:
-        batches: Of an epoch.
-        count: How many to keep.
-        whole: Let them train the whole embedding.
-    """
+    """At most so many batches of an epoch, for slices or for the whole embedding."""
     streams = None if whole or batches.streams is None else batches.streams[:count]
     return EpochBatches(batches.indices[:count], streams=streams)

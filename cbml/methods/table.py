@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from cbml.training import Method
 
-__all__ = ["METHODS", "MethodEntry"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MethodEntry:

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from cbml.errors import BadData
 from cbml.models import Embedder
 
-__all__ = ["head_outputs", "image_features", "start_head", "whitened", "whitening"]
-
 Vectors = NDArray[np.float32]
 Embed = Callable[[nn.Module], Vectors]
 

@@ -1,4 +1,3 @@
-from .backbones import BACKBONES as BACKBONES
 from .backbones import Backbone as Backbone
 from .backbones import add_backbone as add_backbone
 from .backbones import find_backbone as find_backbone
@@ -18,9 +17,9 @@ from .head_kinds import ColorFusion as ColorFusion
 from .head_kinds import HeadKind as HeadKind
 from .head_kinds import resolve_head as resolve_head
 from .heads import POOLINGS as POOLINGS
+from .heads import Gates as Gates
 from .heads import Head as Head
+from .heads import feature_piece as feature_piece
 from .heads import resolve_levels as resolve_levels
-from .mixing import Gates as Gates
-from .mixing import feature_piece as feature_piece
-from .names import BACKBONE_NAMES as BACKBONE_NAMES
 from .preprocessing import Preprocessing as Preprocessing
+from .table import BACKBONES as BACKBONES

@@ -1,4 +1,4 @@
-"""The table of backbones: how each is built, what it gives, and what it expects of its images."""
+"""The backbones: how each is built, what it gives, and what it expects of its images."""
 
 import difflib
 import itertools
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cbml.errors import BadData, MissingExtra, nearest
 from cbml.models.bn_inception import BNInception
 from cbml.models.preprocessing import Preprocessing
+from cbml.models.table import BACKBONES
 
 _IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 _SYMMETRIC = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # numbers from -1 to 1
@@ -29,7 +30,7 @@ _GOOGLENET = (
 
 @dataclass(frozen=True, kw_only=True)
 class Backbone:
-    """One row of the table.
+    """A network that turns images into features.
 
     Args:
         build: Gives the network that turns images into a map (B, C, H, W), or into vectors (B, C)
@@ -38,6 +39,8 @@ class Backbone:
         preprocessing: What its pretrained weights expect.
         pooling: The one used in the paper, or by its authors.
         weights: Source of the weights when none is named.
+        imagenet: Who publishes its ImageNet weights, and the name of the model there or the address
+            of the file; None where nobody does.
         classifier: Beginnings of the names that belong to the classifier in public weights and are
             left out when they are loaded.
         prefix: What stands before a public weight's name inside the built network.
@@ -49,6 +52,7 @@ class Backbone:
     preprocessing: Preprocessing
     pooling: str = "average"
     weights: str = "imagenet"
+    imagenet: tuple[str, str] | None = None
     classifier: tuple[str, ...] = ("fc.",)
     prefix: str = ""
     levels: tuple[str, str] | None = None
@@ -130,7 +134,7 @@ class _TimmFeatures(nn.Module):
             self.network = timm.create_model(name, num_classes=0, pretrained=False, **options)
         except AssertionError:
             raise BadData(
-                f"timm:{name} cannot be had without its own pooling: use pooling='backbone'"
+                f"timm:{name} cannot be used without its own pooling; use pooling='backbone'"
             ) from None
         self.channels_last_map = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
 
@@ -163,7 +167,11 @@ def _resnet(depth: int, features: int, *, stride_first: bool = False) -> Backbon
         return _in_sequence(network, _RESNET)
 
     return Backbone(
-        build=build, features=features, preprocessing=_IMAGENET, levels=("layer2", "layer3")
+        build=build,
+        features=features,
+        preprocessing=_IMAGENET,
+        imagenet=None if stride_first else ("torchvision", f"resnet{depth}"),
+        levels=("layer2", "layer3"),
     )
 
 
@@ -198,6 +206,7 @@ def _timm_backbone(name: str) -> Backbone:
             int(config.input_size[-1])
         ),
         pooling="backbone",
+        imagenet=("timm", name),
         classifier=_classifier_names(config.classifier),
         prefix="network.",
     )
@@ -214,45 +223,49 @@ def _classifier_names(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(f"{name}." for name in listed)
 
 
-BACKBONES: dict[str, Backbone] = {
-    "resnet18": _resnet(18, 512),
-    "resnet34": _resnet(34, 512),
-    "resnet50": _resnet(50, 2048),
-    "resnet101": _resnet(101, 2048),
-    "resnet152": _resnet(152, 2048),
-    # The first version of ResNet halves the map in the 1×1 convolution of a block; torchvision's in
-    # the 3×3. Shapes and names are the same, so weights of one load into the other and are wrong.
-    "resnet50_v1": _resnet(50, 2048, stride_first=True),
-    "googlenet": Backbone(
-        build=_build_googlenet,
-        features=1024,
-        preprocessing=_IMAGENET,
-        classifier=("fc.", "aux1.", "aux2."),
-        levels=("inception4a", "inception4d"),  # where its auxiliary classifiers are
+RESNET18 = _resnet(18, 512)
+RESNET34 = _resnet(34, 512)
+RESNET50 = _resnet(50, 2048)
+RESNET101 = _resnet(101, 2048)
+RESNET152 = _resnet(152, 2048)
+# The first version of ResNet halves the map in the 1×1 convolution of a block; torchvision's in
+# the 3×3. Shapes and names are the same, so weights of one load into the other and are wrong.
+RESNET50_V1 = _resnet(50, 2048, stride_first=True)
+GOOGLENET = Backbone(
+    build=_build_googlenet,
+    features=1024,
+    preprocessing=_IMAGENET,
+    imagenet=("torchvision", "googlenet"),
+    classifier=("fc.", "aux1.", "aux2."),
+    levels=("inception4a", "inception4d"),  # where its auxiliary classifiers are
+)
+BN_INCEPTION = Backbone(
+    build=lambda pooling: BNInception(),
+    features=1024,
+    preprocessing=_CAFFE,
+    pooling="max",
+    imagenet=(
+        "Cadene's bn_inception",
+        "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
     ),
-    "bn_inception": Backbone(
-        build=lambda pooling: BNInception(),
-        features=1024,
-        preprocessing=_CAFFE,
-        pooling="max",
-        classifier=("last_linear.",),
-        levels=("inception_3c_output", "inception_4e_output"),  # the same
-    ),
-    "efficientnet_lite0": Backbone(
-        build=lambda pooling: _TimmFeatures("tf_efficientnet_lite0", pooling),
-        features=1280,
-        preprocessing=_SYMMETRIC.with_crop(224),
-        weights="package",
-        classifier=("classifier.",),
-        prefix="network.",
-        levels=("network.blocks.2", "network.blocks.4"),
-    ),
-    "conv4": Backbone(
-        build=lambda pooling: _Conv4(),
-        features=64,
-        preprocessing=_SYMMETRIC.with_crop(32),
-        weights="none",
-        classifier=(),
-        levels=("7", "11"),
-    ),
-}
+    classifier=("last_linear.",),
+    levels=("inception_3c_output", "inception_4e_output"),  # the same
+)
+EFFICIENTNET_LITE0 = Backbone(
+    build=lambda pooling: _TimmFeatures("tf_efficientnet_lite0", pooling),
+    features=1280,
+    preprocessing=_SYMMETRIC.with_crop(224),
+    weights="package",
+    imagenet=("timm", "tf_efficientnet_lite0"),
+    classifier=("classifier.",),
+    prefix="network.",
+    levels=("network.blocks.2", "network.blocks.4"),
+)
+CONV4 = Backbone(
+    build=lambda pooling: _Conv4(),
+    features=64,
+    preprocessing=_SYMMETRIC.with_crop(32),
+    weights="none",
+    classifier=(),
+    levels=("7", "11"),
+)

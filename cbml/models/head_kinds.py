@@ -197,7 +197,6 @@ def color_histogram(
     Args:
         images: As `preprocessing` made them. (B, 3, H, W)
         preprocessing: Is undone first.
-        bins: Of hue, saturation and value.
     """
     mean = torch.tensor(preprocessing.mean, device=images.device).view(3, 1, 1)
     std = torch.tensor(preprocessing.std, device=images.device).view(3, 1, 1)
@@ -215,7 +214,6 @@ def bin_of(colors: Tensor, bins: tuple[int, int, int]) -> Tensor:
 
     Args:
         colors: Red, green and blue, 0 to 255. (B, 3, N)
-        bins: Of hue, saturation and value.
     """
     red, green, blue = colors.unbind(1)
     most, least = colors.amax(dim=1), colors.amin(dim=1)

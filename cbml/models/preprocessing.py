@@ -170,7 +170,6 @@ class ImageReader(Dataset[Any]):
         """One framed image and its name, or what went wrong.
 
         Args:
-            item: an image, or what `load` takes.
             number: its place in the whole, its name if it has no path.
         """
         name = os.fspath(item) if isinstance(item, str | os.PathLike) else f"image {number}"
@@ -204,7 +203,7 @@ def as_image(value: Any) -> Tensor:
         value: a tensor 3 × H × W, an array H × W × 3, or anything numpy reads as such an array.
     """
     if isinstance(value, str | bytes | os.PathLike):
-        raise BadData("a path is not an image: say how to read it by `load`")
+        raise BadData("a path is not an image; pass `load` to read it")
     if not isinstance(value, Tensor):
         array = np.asarray(value)
         if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:

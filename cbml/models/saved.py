@@ -47,11 +47,7 @@ def write_model(
 
 
 def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The checked tensors and settings of a model folder.
-
-    Args:
-        folder: written by `write_model`.
-    """
+    """The checked tensors and settings of a model folder."""
     parts, _ = load_folder(folder, KIND)
     if set(parts) != {"model.safetensors", "model.json"}:
         raise DamagedFile(f"{folder}: a saved model has model.safetensors and model.json")

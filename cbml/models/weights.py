@@ -33,7 +33,6 @@ def load_weights(network: nn.Module, name: str, source: str | Path) -> str:
     """Fill a freshly built backbone and say in one line with what.
 
     Args:
-        network: what the backbone's `build` gave.
         source: "imagenet", "package", "none", "path:<file>" or a Path.
     """
     if source == "none":
@@ -58,7 +57,7 @@ def load_weights(network: nn.Module, name: str, source: str | Path) -> str:
 
 def _package(name: str) -> tuple[Tensors, str]:
     if name != "efficientnet_lite0":
-        raise BadData(f"{name}: no package carries its weights; only efficientnet_lite0 has one")
+        raise BadData(f"{name}: no package provides its weights; only efficientnet_lite0 has one")
     path, tensors = read_package()
     version = importlib.metadata.version(_PACKAGE)
     return tensors, f"package: {_PACKAGE} {version}, {path.name}, sha256 {sha256(path)[:16]}"
@@ -147,16 +146,13 @@ def _fill(
 
 # Weights files: downloads whose hash is checked, and reading that cannot run code.
 
-_BN_INCEPTION = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
-_TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "googlenet")
-
 
 def read_tensors(path: Path) -> Tensors:
     """The named tensors of a .safetensors, .pt, .pth or .bin file; nothing in it is run."""
     if not path.is_file():
         raise BadData(f"{path}: no such file; give the path of a .safetensors, .pt or .pth file")
     if path.suffix not in (".safetensors", ".pt", ".pth", ".bin"):
-        raise BadData(f"{path}: not a kind of weights file we read (.safetensors, .pt, .pth, .bin)")
+        raise BadData(f"{path}: not a supported weights file (.safetensors, .pt, .pth, .bin)")
     try:
         if path.suffix == ".safetensors":
             content: Any = safetensors.torch.load_file(path)
@@ -173,25 +169,23 @@ def read_tensors(path: Path) -> Tensors:
         for key, value in content.items()
     )
     if not named or not content:
-        raise DamagedFile(f"{path}: holds something else than named tensors; give a state dict")
+        raise DamagedFile(f"{path}: does not hold named tensors; give a state dict")
     return {key.removeprefix("module."): value for key, value in content.items()}
 
 
 def download(name: str) -> tuple[Tensors, str]:
     """A backbone's public ImageNet weights and one line that says which; the hash is checked."""
-    if name == "bn_inception":
-        url, label = _BN_INCEPTION, "Cadene's bn_inception"
-    elif name in _TORCHVISION:
-        weights = torchvision.models.get_model_weights(name).IMAGENET1K_V1
-        url, label = weights.url, f"torchvision {weights}"
-    elif name == "efficientnet_lite0":
-        return _download_timm(name, "tf_efficientnet_lite0")
-    elif name.startswith("timm:"):
-        return _download_timm(name, name.removeprefix("timm:"))
-    else:
+    source = find_backbone(name).imagenet
+    if source is None:
         raise BadData(
             f"{name}: no ImageNet weights to download; use weights='none' or 'path:<file>'"
         )
+    label, url = source
+    if label == "timm":
+        return _download_timm(name, url)
+    if label == "torchvision":
+        weights = torchvision.models.get_model_weights(url).IMAGENET1K_V1
+        url, label = weights.url, f"torchvision {weights}"
     path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     prefix = re.findall(r"-([a-f0-9]{8,})\.", path.name)[0]
     if not path.is_file():
@@ -201,7 +195,7 @@ def download(name: str) -> tuple[Tensors, str]:
         except OSError as error:
             raise _unreachable(name, url, error) from None
         except RuntimeError:  # torch's word for a wrong hash
-            raise DamagedFile(f"{url}: what came has another hash; try again later") from None
+            raise DamagedFile(f"{url}: the download has another hash; try again later") from None
     digest = sha256(path)
     if not digest.startswith(prefix):
         raise DamagedFile(f"{path}: altered since its download; delete it and try again")

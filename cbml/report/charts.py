@@ -49,10 +49,6 @@ def chart(
     """A figure with its caption, legend and grid.
 
     Args:
-        title: Caption.
-        series: What is drawn, in this order.
-        x: Lowest and highest x.
-        y: Lowest and highest y.
         x_ticks: Where the x axis has numbers, and their texts.
         y_ticks: Where the y axis has lines, and their texts.
         value: A number on the right of the caption.

@@ -13,6 +13,7 @@ from .build import training_splits as training_splits
 from .build import use_backbone as use_backbone
 from .compare import Comparison as Comparison
 from .compare import compare_runs as compare_runs
+from .compare import resumed_config as resumed_config
 from .config import FIRST_RUNS as FIRST_RUNS
 from .config import RunConfig as RunConfig
 from .demo import Demonstration as Demonstration
@@ -29,12 +30,10 @@ from .folder import open_model as open_model
 from .folder import recorded_config as recorded_config
 from .names import check_names as check_names
 from .names import list_methods as list_methods
+from .names import parse_overrides as parse_overrides
 from .old_records import with_current_names as with_current_names
-from .overrides import parse_overrides as parse_overrides
-from .overrides import with_overrides as with_overrides
 from .refinement import load_refinement as load_refinement
 from .report import write_demo_report as write_demo_report
-from .resume import resumed_config as resumed_config
 from .runner import RunResult as RunResult
 from .runner import run as run
 from .sections import FLAT_KEYS as FLAT_KEYS

@@ -37,9 +37,6 @@ def write_analysis_page(
     """Write the page of an analysis.
 
     Args:
-        path: The file to create or replace.
-        title: The run's name.
-        grid: Analyses by images and model.
         reliability: How far match probabilities hold, by where they were checked.
     """
     cells = [

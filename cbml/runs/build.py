@@ -232,9 +232,9 @@ def build_method(config: RunConfig, classes: int, *, images: int) -> nn.Module:
         raise BadData("--method pseudo_labels: is what --labels none does; leave --method out")
     has_loss = takes_loss(name)
     if not has_loss and config.loss != LossConfig(parameters=config.loss.parameters):
-        raise BadData(f"--loss {config.loss.name}: {name} has a loss of its own; leave --loss out")
+        raise BadData(f"--loss {config.loss.name}: {name} has its own loss; leave --loss out")
     if not has_loss and config.loss.parameters == "from-data":
-        raise BadData(f"parameters=from-data: {name} has a loss of its own; leave it out")
+        raise BadData(f"parameters=from-data: {name} has its own loss; leave it out")
     given = {
         "num_classes": classes,
         "num_images": images,
@@ -246,11 +246,7 @@ def build_method(config: RunConfig, classes: int, *, images: int) -> nn.Module:
 
 
 def takes_loss(name: str | None) -> bool:
-    """Whether the loss of a config is used: by itself, or by the method around it.
-
-    Args:
-        name: Of the method, or None.
-    """
+    """Whether the loss of a config is used: by itself, or by the method around it."""
     if name is None:
         return True
     if name in METHODS:
@@ -302,7 +298,6 @@ def check_samples(config: RunConfig, method: nn.Module) -> None:
 
     Args:
         config: Names the batch size, or leaves it open.
-        method: What will be trained with.
     """
     fewest = method.fewest_samples if isinstance(method, Method) else 1
     if (config.training.samples_per_class or fewest) < fewest:
@@ -355,11 +350,7 @@ def import_class(name: str, option: str) -> Any:
 
 
 def train_transform(config: RunConfig) -> TrainTransform:
-    """The random crops of a config.
-
-    Args:
-        config: Names size, smallest area and flips.
-    """
+    """The random crops of a config."""
     crops = config.augmentation
     return TrainTransform(crop=config.model.crop, scale=(crops.min_area, 1.0), flip=crops.flip)
 

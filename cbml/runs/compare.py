@@ -1,13 +1,97 @@
-"""Two runs side by side: what was set differently, and what came of it."""
+"""Runs side by side: whether a resumed run is the same run, and how two runs differ."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cbml.errors import BadData
+from cbml.runs.config import RunConfig
 from cbml.runs.folder import recorded_config
-from cbml.runs.resume import flat_config
+from cbml.runs.names import parse_overrides
+from cbml.runs.sections import LENGTHS, SECTIONS
 from cbml.training import read_metrics, read_record
+
+# What may differ: how long the run is, what is written how often, what is done about trouble, and
+# how many threads read the images. Every other field decides the result.
+FREE = frozenset(
+    {
+        *("training.steps", "training.epochs", "training.minutes", "training.patience"),
+        "training.validate_every",
+        *("training.checkpoint_every", "training.keep_checkpoints", "training.tensorboard"),
+        *("training.collapse", "training.non_finite", "training.skips_allowed", "data.workers"),
+    }
+)
+# What a config may leave open, and a run fills in when it starts.
+_OPEN = ("classes_per_batch", "samples_per_class", "chunk_size", "choose_by")
+
+
+def resumed_config(folder: Path, texts: list[str]) -> RunConfig:
+    """The config of a run with some of its free fields changed.
+
+    Args:
+        folder: The run's folder.
+        texts: As for `parse_overrides`. A loss, method or backbone of the user's own must be
+            repeated: the record of a run never chooses code.
+    """
+    changes = parse_overrides(texts)
+    if changes.get("training", {}).get("minutes") is not None:
+        raise BadData("minutes: the plan of a run is fixed when it starts; change its --steps")
+    facts = dict(read_record(folder).get("config", {}))
+    for section, field in (("loss", "name"), ("method", "name"), ("model", "backbone")):
+        name = dict(facts.get(section, {})).get(field)
+        if name is not None and changes.get(section, {}).get(field) == name:
+            facts[section] = {**facts[section], field: getattr(SECTIONS[section](), field)}
+    return RunConfig.from_dict(facts).replace(**changes)
+
+
+def check_same_run(folder: Path, config: RunConfig) -> RunConfig:
+    """The config, filled in as the run has filled it; every other difference is refused by name.
+
+    Args:
+        config: What the run is to be continued with.
+    """
+    before, config = recorded_config(folder), as_recorded(folder, config)
+    then, now = flat_config(before), flat_config(config)
+    for name in [*then, *(name for name in now if name not in then)]:
+        if name not in FREE and then.get(name) != now.get(name):
+            raise BadData(
+                f"{name} was {then.get(name)!r} and is now {now.get(name)!r}: not the same run; "
+                "resume it with the former value, or train from scratch in another folder"
+            )
+    return config
+
+
+def as_recorded(folder: Path, config: RunConfig) -> RunConfig:
+    """The config with what it leaves open as the run in a folder has chosen it.
+
+    Args:
+        config: May leave crop, length, batch sizes and the like open.
+    """
+    before = recorded_config(folder)
+    chosen = {
+        name: getattr(before.training, name)
+        for name in _OPEN
+        if getattr(config.training, name) is None
+    }
+    if config.training.steps is None and config.training.epochs is None:
+        chosen |= {name: getattr(before.training, name) for name in LENGTHS}
+    crop = {} if config.model.crop else {"crop": before.model.crop}
+    return config.replace(training=chosen, model=crop)
+
+
+def flat_config(config: RunConfig) -> dict[str, Any]:
+    """Every field, and every option of the loss and the method, by section and name."""
+    flat: dict[str, Any] = {}
+    for section in SECTIONS:
+        part = getattr(config, section)
+        for option in dataclasses.fields(part):
+            value = getattr(part, option.name)
+            if option.name == "options":
+                flat |= {f"{section}.{name}": entry for name, entry in value.items()}
+            else:
+                flat[f"{section}.{option.name}"] = value
+    return flat
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cbml.errors import BadData
 from cbml.methods import METHODS
-from cbml.runs.old_records import sections_of_recipe
+from cbml.runs.old_records import current_sections
 from cbml.runs.sections import (
     LENGTHS,
     SECTIONS,
@@ -157,7 +157,7 @@ class RunConfig:
             if self.loss.name != "cbml":
                 raise BadData("parameters=from-data: only the loss cbml has such constants")
             if "ratio" in self.loss.options:
-                raise BadData("loss.ratio and parameters=from-data are two things: choose one")
+                raise BadData("loss.ratio and parameters=from-data exclude each other: choose one")
             if self.data.labels == "each":
                 raise BadData("parameters=from-data: needs clusters, and labels=each makes none")
 
@@ -245,8 +245,7 @@ class RunConfig:
             facts: As read back from JSON.
             allow_code: Accept what is the user's own.
         """
-        if "backbone" in facts:
-            facts = sections_of_recipe(facts)
+        facts = current_sections(facts)
         config = object.__new__(cls)
         try:
             parts = {

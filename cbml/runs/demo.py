@@ -19,12 +19,12 @@ from cbml.evaluation import evaluate
 from cbml.files import write_json
 from cbml.models import Embedder, embed
 from cbml.runs.build import build_model, load_splits
+from cbml.runs.compare import as_recorded
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import note_test_evaluation
 from cbml.runs.folder import recorded_config
 from cbml.runs.loss_parameters import with_chosen_parameters
 from cbml.runs.report import CalibrationCheck, View, by_gain, write_demo_report
-from cbml.runs.resume import as_recorded
 from cbml.runs.runner import run as train
 from cbml.training import Callback, read_record
 

@@ -141,7 +141,6 @@ def class_scores(scores: Scores, names: Sequence[str]) -> dict[str, dict[str, fl
     """Recall@1 and MAP@R of each class, the worst first.
 
     Args:
-        scores: Of some images.
         names: Of the classes, where their labels are numbers.
     """
     found: dict[str, dict[str, float]] = {}
@@ -195,11 +194,7 @@ def embed_split(
     "test" has queries and a gallery where the dataset has them.
 
     Args:
-        model: In evaluation mode.
-        splits: The images.
         split: "train", "validation", "test", or "all" for every image.
-        distributed: The processes that share the work.
-        callback: Hears how far it has come.
     """
     if split == "test" and splits.query is not None and splits.gallery is not None:
         return embed_images(model, splits.query, splits.gallery, distributed, callback)
@@ -221,11 +216,7 @@ def embed_images(
     """Embeddings and labels of images, and of the gallery they search where there is one.
 
     Args:
-        model: In evaluation mode.
-        images: The queries.
         gallery: What they search; None where they search each other.
-        distributed: The processes that share the work.
-        callback: Hears how far it has come.
     """
     crop, progress = model.preprocessing.crop, (callback or Callback()).progress
     query = PackedDataset.of(images, crop, progress("images read"))
@@ -248,14 +239,7 @@ def embed_for_search(
     distributed: Distributed | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.float32] | Outputs:
-    """Embeddings of images, with the parts that the model's reranker reads, where it names one.
-
-    Args:
-        model: In evaluation mode.
-        dataset: The images.
-        distributed: The processes that share the work.
-        progress: As for `embed_dataset`.
-    """
+    """Embeddings of images, with the parts that the model's reranker reads, where it names one."""
     if model.reranker is None:
         return embed_dataset(model, dataset, distributed, progress)
     parts = find_reranker(model.reranker).parts
@@ -272,10 +256,7 @@ def evaluate_by(
     """The scores of embeddings, reranked where the model names a reranker.
 
     Args:
-        model: What made the embeddings.
-        embedded: With the parts that its reranker reads.
         recall_at: As for `cbml.evaluate`; None for its default.
-        clustering: As for `cbml.evaluate`.
     """
     options: dict[str, Any] = {} if recall_at is None else {"recall_at": recall_at}
     if model.reranker is not None:
@@ -315,11 +296,7 @@ def score_split(
 
 
 def score_conditions(scores: Scores) -> dict[str, Any]:
-    """How many images were scored, and how they were clustered.
-
-    Args:
-        scores: Of an evaluation.
-    """
+    """How many images were scored, and how they were clustered."""
     plain = scores.as_dict()
     return {name: plain[name] for name in (*_CONDITIONS, *_KMEANS) if plain.get(name) is not None}
 
@@ -359,10 +336,6 @@ def shows_test_images(folder: Path, paths: Iterable[Path]) -> bool:
     """Whether any of these files is a test image of a run, under whatever name.
 
     A run whose own images are not there any more, or a model without a run, has none to show.
-
-    Args:
-        folder: The run's folder.
-        paths: Of the images that are evaluated.
     """
     if not (folder / "run.json").exists():
         return False
@@ -379,11 +352,7 @@ def shows_test_images(folder: Path, paths: Iterable[Path]) -> bool:
 
 
 def joined(parts: Iterable[ImageDataset]) -> ImageDataset:
-    """All images as one dataset.
-
-    Args:
-        parts: At least one dataset.
-    """
+    """All images as one dataset."""
     whole, *rest = parts
     for images in rest:
         whole = whole.joined(images)

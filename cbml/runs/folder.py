@@ -61,7 +61,7 @@ def model_folder(run: Path) -> Path:
         run: What the user gave.
     """
     if not run.is_dir():
-        raise BadData(f"{run}: no such folder of a run or of a saved model")
+        raise BadData(f"{run}: no such run or saved model")
     inner = run / "model"
     if (run / "run.json").exists() and not (inner / "manifest.json").exists():
         raise BadData(f"{run}: has no trained model yet; resume with:  cbml train --resume {run}")

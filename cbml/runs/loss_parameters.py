@@ -46,7 +46,7 @@ def estimate_options(embeddings: NDArray[np.float32], labels: NDArray[np.int64])
         # Estimating is what happens when nothing is said, so the way out must be named.
         raise BadData(
             f"no constants of the loss follow from the training images: {error}; to train with "
-            "the given ones: --set parameters=given"
+            "the defaults: --set parameters=given"
         ) from None
 
 

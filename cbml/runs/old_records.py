@@ -15,6 +15,7 @@ _KEYS = {
     "rates": "learning_rates",
     "rate_from": "learning_rate_from",
     "protocol": "model_selection",
+    "bad_numbers": "non_finite",
 }
 _VALUES = {
     "model_selection": {"honest": "validation", "paper": "test"},
@@ -46,13 +47,18 @@ def _current(key: str, value: Any) -> tuple[str, Any]:
 _FIELDS = FLAT_KEYS | {"loss_options": ("loss", "options")}
 
 
-def sections_of_recipe(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The sections of a config from the flat recipe that older versions wrote into run.json.
+def current_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sections of a config that any version wrote into run.json.
 
     Args:
-        recipe: With the loop's choices below "settings".
+        config: Sections, or the flat recipe of older versions, with the loop's choices below
+            "settings".
     """
-    flat = with_current_names(recipe)
+    if "backbone" not in config:
+        training = config.get("training")
+        # Options of a loss or method are the user's, whatever their names.
+        return {**config, "training": with_current_names(training)} if training else config
+    flat = with_current_names(config)
     flat |= flat.pop("settings", {})
     sections: dict[str, dict[str, Any]] = {}
     for key, value in flat.items():

@@ -126,11 +126,11 @@ def _check_classes(config: RunConfig, images: ImageDataset) -> None:
     if images.labels is None:
         problem = "images without class folders or labels"
     elif classes < 2:
-        problem = f"{classes} class to train on, and two are the least"
+        problem = f"{classes} class to train on; at least two are needed"
     else:
         return
     raise BadData(
-        f"{config.data.source}: {problem}; put each class into a folder of its own, or learn "
+        f"{config.data.source}: {problem}; put each class into its own folder, or learn "
         "without labels: --labels none"
     )
 
@@ -199,8 +199,8 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     dataset = PackedDataset.of(images, config.model.crop, read)
     if len(dataset.images) < 2:
         raise BadData(
-            f"{config.data.source}: {len(dataset.images)} of {len(images)} images can be read, and "
-            f"two are the least; see what is wrong:  cbml data check {config.data.source}"
+            f"{config.data.source}: {len(dataset.images)} of {len(images)} images can be read; at "
+            f"least two are needed; see what is wrong:  cbml data check {config.data.source}"
         )
     # With labels=each a label is an image's index, and unreadable images have one too.
     each = config.data.labels == "each"

@@ -70,8 +70,6 @@ class Workload:
         """How long a run takes.
 
         Args:
-            cost: Of an image.
-            steps: Updates.
             chunked: Whether each image is embedded once more, for the loss.
         """
         validations = 1 + (steps // self.validate_every if self.validate_every else 0)
@@ -80,13 +78,7 @@ class Workload:
         return embedded * cost.embedding + steps * self._step(cost, chunked)
 
     def steps(self, cost: ImageTime, seconds: float, *, chunked: bool) -> int:
-        """The most steps that fit into a time, one at the least.
-
-        Args:
-            cost: Of an image.
-            seconds: The time.
-            chunked: As for `seconds`.
-        """
+        """The most steps that fit into a time, one at the least."""
         low, high = 1, 1 + max(0, int(seconds / self._step(cost, chunked)))
         while low < high:  # the time grows with the steps
             middle = (low + high + 1) // 2
@@ -103,8 +95,6 @@ def workload(config: RunConfig, splits: Splits, batch: int, *, test: bool) -> Wo
 
     Args:
         config: Says how often it validates, and whether it estimates the loss's constants.
-        splits: The images.
-        batch: Images of a step.
         test: Whether the test images are scored, by the trained model and by its start.
     """
     tested = sum(len(part) for part in (splits.test, splits.query, splits.gallery) if part)
@@ -180,11 +170,7 @@ class Planner:
         return plan
 
     def at(self, crop: int) -> Plan:
-        """The plan at one crop.
-
-        Args:
-            crop: Side of the images.
-        """
+        """The plan at one crop."""
         local = -(-self.work.batch // self.processes)
         memory = step_memory(self.trial, self.execution, crop=crop, batch=local, parts=self.parts)
         chunk = self.config.training.chunk_size
@@ -236,9 +222,7 @@ def plan_run(
     """The config with crop, steps and chunks filled in, and the plan for the record.
 
     Args:
-        planner: Of the run.
         distributed: The processes; the plan of the main one holds.
-        callback: Hears the plan.
     """
     plan, config = planner.choose(), planner.config
     chosen = torch.tensor([plan.crop, plan.steps, plan.chunk_size])
@@ -255,11 +239,7 @@ def plan_run(
 
 
 def with_crop(config: RunConfig) -> RunConfig:
-    """The config with a crop: its own, or that of a first run on this device.
-
-    Args:
-        config: May leave it open.
-    """
+    """The config with a crop: its own, or that of a first run on this device."""
     return config if config.model.crop else config.replace(model={"crop": _first_run(config).crop})
 
 

@@ -30,7 +30,6 @@ def refined(method: nn.Module | None, embedded: QueryGallery) -> QueryGallery:
 
     Args:
         method: Most methods, and None, leave them as they are.
-        embedded: Embeddings with labels.
     """
     if not isinstance(method, Method) or not method.refines:
         return embedded
@@ -48,10 +47,7 @@ def save_refinement(folder: Path, method: nn.Module, *, classes: int, images: in
     """Keep what a method refines with in the folder of its run; nothing for other methods.
 
     Args:
-        folder: The run's folder.
         method: Trained; of its loss nothing is kept.
-        classes: Classes that it was trained on.
-        images: Images that it was trained on.
     """
     if not isinstance(method, Method) or not method.refines:
         return

@@ -47,12 +47,6 @@ def report_run(
 
     Unseen are the held-out classes; the test classes are shown as well once the run's record says
     that they were evaluated.
-
-    Args:
-        folder: The run's folder.
-        model: The trained model.
-        splits: The images.
-        callback: Hears how far it has come.
     """
     record, callback = read_record(folder), callback or Callback()
     shared = splits.record.get("shared_classes")
@@ -203,7 +197,6 @@ def by_gain(before: View, after: View) -> Indices:
 
     Args:
         before: What the untrained model makes of the images.
-        after: What the trained model makes of them.
     """
     old, new = before.scores.per_query["map@r"], after.scores.per_query["map@r"]
     queries = np.flatnonzero(after.scores.positives > 0)
@@ -214,9 +207,7 @@ def query_tiles(dataset: PackedDataset, embeddings: Embeddings, query: int) -> Q
     """A query and its nearest images, relevant or not.
 
     Args:
-        dataset: The images.
         embeddings: Their unit vectors. (N, D)
-        query: Index of the query.
     """
     labels, names = dataset.images.known_labels, dataset.images.class_names
     same = labels == labels[query]

@@ -16,6 +16,7 @@ from cbml.files import write_csv
 from cbml.models import Embedder
 from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_execution, build_model, use_backbone, with_start
+from cbml.runs.compare import FREE, check_same_run
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import embed_for_search, embed_split, evaluate_by, note_test_evaluation
 from cbml.runs.folder import hold_run
@@ -24,7 +25,6 @@ from cbml.runs.names import check_names
 from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts
 from cbml.runs.refinement import refined, save_refinement
 from cbml.runs.report import report_run
-from cbml.runs.resume import FREE, check_same_run
 from cbml.training import (
     Callback,
     Distributed,

@@ -201,7 +201,7 @@ class TrainingConfig(Section):
             "map@r" where fewer than ten classes are held out.
         checkpoint_every: Steps between checkpoints; 0 writes one at the end alone.
         keep_checkpoints: Number of newest checkpoints that are kept.
-        bad_numbers: What NaN or infinity does: "stop", or "skip" the update.
+        non_finite: What NaN or infinity does: "stop", or "skip" the update.
         skips_allowed: Skipped updates in a row before the run stops.
         collapse: "warn" when a batch looks collapsed, "stop", or "ignore".
         tensorboard: Write event files for TensorBoard as well.
@@ -219,7 +219,7 @@ class TrainingConfig(Section):
     choose_by: str | None = None
     checkpoint_every: int = 50
     keep_checkpoints: int = 2
-    bad_numbers: Literal["stop", "skip"] = "stop"
+    non_finite: Literal["stop", "skip"] = "stop"
     skips_allowed: int = 10
     collapse: Literal["warn", "stop", "ignore"] = "warn"
     tensorboard: bool = False
@@ -315,7 +315,6 @@ def changed_section(section: Section, change: Change) -> Section:
     """The section with some fields changed; further keys of `loss` and `method` are options.
 
     Args:
-        section: To start from.
         change: Another section, a mapping, or the name that leads the section; None for nothing.
     """
     if change is None:

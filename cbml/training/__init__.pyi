@@ -25,10 +25,10 @@ from .method import ParameterGroup as ParameterGroup
 from .method import StepLoss as StepLoss
 from .method import TrainingView as TrainingView
 from .method import loss_terms as loss_terms
+from .records import Fitted as Fitted
 from .records import Run as Run
 from .records import read_metrics as read_metrics
 from .records import read_record as read_record
 from .records import update_record as update_record
 from .settings import Settings as Settings
-from .trainer import Fitted as Fitted
 from .trainer import fit as fit

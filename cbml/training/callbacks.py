@@ -71,40 +71,23 @@ class ProgressCallback(Callback):
         self._images, self._started = 0, 0.0
 
     def on_message(self, text: str) -> None:
-        """Print a line, above the bar where there is one.
-
-        Args:
-            text: The line to show.
-        """
+        """Print a line, above the bar where there is one."""
         if self._progress is not None:
             self._progress.say(text)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def progress(self, label: str) -> Callable[[int, int], None]:
-        """A bar of its own, but for work within the updates, whose bar is there already.
-
-        Args:
-            label: what is counted, such as "images read".
-        """
+        """A bar of its own, but for work within the updates, whose bar is there already."""
         return super().progress(label) if self._progress is not None else reporter(label)
 
     def begin(self, step: int, steps: int) -> None:
-        """Show the bar.
-
-        Args:
-            step: Number of updates done already.
-            steps: Number of updates in all.
-        """
+        """Show the bar."""
         self._progress = Progress("step", steps, done=step)
         self._images, self._started = 0, time.monotonic()
 
     def step(self, report: StepReport) -> None:
-        """Move the bar; the rate is the mean since the beginning, validations included.
-
-        Args:
-            report: Result of the update.
-        """
+        """Move the bar; the rate is the mean since the beginning, validations included."""
         assert self._progress is not None
         self._images += report.images
         rate = self._images / max(time.monotonic() - self._started, 1e-9)

@@ -131,7 +131,7 @@ class Distributed:
         if failure is not None:
             raise failure
         if bool((found < 0).any()):
-            raise MainProcessFailed("the main process could not go on; its message says why")
+            raise MainProcessFailed("the main process failed; its message says why")
         return found
 
     def all_reduce_max(self, number: int) -> int:

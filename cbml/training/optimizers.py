@@ -14,11 +14,7 @@ from cbml.training.settings import Settings
 
 
 def rate_factor(settings: Settings, step: int, steps: int) -> float:
-    """What the learning rates are multiplied with in the update number `step`, counted from 0.
-
-    Args:
-        step: updates done before this one.
-    """
+    """What the learning rates are multiplied with in the update number `step`, counted from 0."""
     factor = 1.0
     if settings.warmup_steps:
         factor = min(1.0, (step + 1) / settings.warmup_steps)

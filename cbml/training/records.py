@@ -27,11 +27,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add the numbers of one line.
-
-        Args:
-            line: as for `Records.add`.
-        """
+        """Add the numbers of one line."""
         step = int(line["step"])
         if self._writer is None:
             # A resumed run does some steps again: tensorboard forgets what it had from them.
@@ -57,6 +53,29 @@ def _numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
             yield from _numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and (prefix or name not in _NO_CURVES):
             yield f"{prefix}{name}", float(value)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What became of a training run.
+
+    Args:
+        steps: Updates done, those of earlier parts of the run included.
+        best_step: The step after which the model was best in validation; None without validation.
+        best_score: Validation score of that step.
+        start_score: Validation score before the first step; None without validation.
+        last_score: Validation score after the last step.
+        learning_rates: The learning rate of each group before the schedule.
+        stopped_early: Whether patience ran out before the last step.
+    """
+
+    steps: int
+    best_step: int | None
+    best_score: float | None
+    start_score: float | None
+    last_score: float | None
+    learning_rates: dict[str, float]
+    stopped_early: bool
 
 
 @dataclass(frozen=True)
@@ -140,11 +159,7 @@ class Records:
         return [scores[name] for scores in lines if scores.get(name) is not None]
 
     def cut_back(self, step: int) -> None:
-        """Forget the lines of steps that a resumed run will do again.
-
-        Args:
-            step: updates done at the checkpoint.
-        """
+        """Forget the lines of steps that a resumed run will do again."""
         if not (self.writes and self.folder is not None):
             return
         kept = [line for line in read_metrics(self.folder) if line["step"] <= step]

@@ -39,9 +39,9 @@ class Settings:
         choose_by: The validation score that decides which model is best.
         checkpoint_every: Steps between checkpoints; 0 writes one at the end alone.
         keep_checkpoints: Number of newest checkpoints that are kept.
-        bad_numbers: What NaN or infinity in embeddings, loss or gradient does: "stop", or "skip"
+        non_finite: What NaN or infinity in embeddings, loss or gradient does: "stop", or "skip"
             the update, at most `skips_allowed` times in a row.
-        skips_allowed: Number of updates in a row that may be skipped; see `bad_numbers`.
+        skips_allowed: Number of updates in a row that may be skipped; see `non_finite`.
         collapse: "warn" when a batch looks collapsed, "stop", or "ignore".
     """
 
@@ -66,7 +66,7 @@ class Settings:
     choose_by: str = "recall@1"
     checkpoint_every: int = 50
     keep_checkpoints: int = 2
-    bad_numbers: Literal["stop", "skip"] = "stop"
+    non_finite: Literal["stop", "skip"] = "stop"
     skips_allowed: int = 10
     collapse: Literal["warn", "stop", "ignore"] = "warn"
 

@@ -25,7 +25,8 @@ from cbml.training.settings import Settings
 # What may differ between a run and its continuation: how long, and what is written how often.
 _MAY_CHANGE = (
     *("steps", "epochs", "patience", "validate_every", "checkpoint_every"),
-    *("keep_checkpoints", "collapse", "bad_numbers", "skips_allowed"),
+    *("keep_checkpoints", "collapse", "non_finite", "skips_allowed"),
+    "bad_numbers",  # what `non_finite` was called, in checkpoints from before
 )
 
 
@@ -57,6 +58,7 @@ class TrainingState:
         self.step = 0
         self.rest: frozenset[str] = frozenset()
         self.best_score: float | None = None
+        self._best_saved: int | None = None
         self.best_tie: float | None = None
         self.best_step: int | None = None
         self.best_weights: dict[str, Tensor] | None = None
@@ -98,6 +100,12 @@ class TrainingState:
             self.model.load_state_dict(self.best_weights)
         if self.best_method is not None:
             self.method.load_state_dict(self.best_method)
+
+    def save_best(self, folder: Path) -> None:
+        """Write the model of the best step, if there is one and it is not written yet."""
+        if self.best_step is not None and self._best_saved != self.best_step:
+            self.model.save(folder, weights=self.best_weights)
+            self._best_saved = self.best_step
 
     def describe(self) -> dict[str, Any]:
         """What is trained, on which batches and how, as plain values."""
@@ -199,14 +207,14 @@ class TrainingState:
         batches.sampler.load_state_dict(saved["sampler"])  # type: ignore[attr-defined]
         if saved["images"] != _names(batches):
             raise BadData(
-                "the images have other names than those of the run: bring them back, or start "
+                "the images have other names than those of the run: restore them, or start "
                 "from scratch in another folder"
             )
         known = None not in (saved["contents"], self._contents())
         if known and saved["contents"] != self._contents():
             raise BadData(
                 "the images have other contents than those of the run, under the same names: "
-                "bring them back, or start from scratch in another folder"
+                "restore them, or start from scratch in another folder"
             )
         planned = checkpoint.part("planned")
         if planned:

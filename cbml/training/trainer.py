@@ -4,7 +4,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from cbml.training.optimizers import (
     build_optimizer,
     rate_factor,
 )
-from cbml.training.records import Records, Run
+from cbml.training.records import Fitted, Records, Run
 from cbml.training.settings import Settings
 from cbml.training.state import TrainingState
 from cbml.training.updates import UpdateResult, Updates
@@ -36,29 +35,6 @@ Validate = Callable[[Embedder], Mapping[str, float]]
 
 # Among models of one score the one is kept that ranks all relevant images best.
 TIE_BREAK = "map@r"
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What became of a training run.
-
-    Args:
-        steps: Updates done, those of earlier parts of the run included.
-        best_step: The step after which the model was best in validation; None without validation.
-        best_score: Validation score of that step.
-        start_score: Validation score before the first step; None without validation.
-        last_score: Validation score after the last step.
-        learning_rates: The learning rate of each group before the schedule.
-        stopped_early: Whether patience ran out before the last step.
-    """
-
-    steps: int
-    best_step: int | None
-    best_score: float | None
-    start_score: float | None
-    last_score: float | None
-    learning_rates: dict[str, float]
-    stopped_early: bool
 
 
 def fit(
@@ -132,18 +108,22 @@ class Trainer:
             transform = TrainTransform(crop=model.preprocessing.crop)
             train = build_batches(train, transform=transform, distributed=distributed)
         check_batches(train, distributed)
-        self.model, self.method, self.batches = model, method, train
         if validate is None and settings.choose_by in method.judged_by:
             validate = self._judge
+
+        self.model, self.method, self.batches = model, method, train
         self.settings, self.validate, self.execution = settings, validate, execution
         self.distributed, self.callback = distributed, callback
         self.resume = run is not None and run.resume
         self.environment = environment(next(model.parameters()).device, distributed.size)
+        self.steps = settings.steps or steps_of_epochs(train, settings.epochs or 0)
+
         execution.prepare(model).train()
         method.attach(model)
         method.to(next(model.parameters()).device).train()
         if settings.chunk_size is not None:
             check_chunks(model)
+
         optimizer = build_optimizer(model, method, settings)
         config, free = ({}, ()) if run is None else (run.config, run.free)
         self.state = TrainingState(
@@ -152,8 +132,8 @@ class Trainer:
         used = {group["name"] for group in optimizer.param_groups}
         rates = base_learning_rates(method, settings)
         self.learning_rates = {name: rate for name, rate in rates.items() if name in used}
-        self.steps = settings.steps or steps_of_epochs(train, settings.epochs or 0)
-        self.saved_at, self.model_saved_at = -1, -1
+
+        self.saved_at = -1
         self.scores: list[float] = []  # of all validations, the start's first
         self.started = time.monotonic()
         self.metadata = {} if run is None else dict(run.metadata)
@@ -177,6 +157,7 @@ class Trainer:
                     self._save()
                 self._stop_if_asked(request)
         self._finish()
+
         return Fitted(
             steps=state.step,
             best_step=state.best_step,
@@ -240,6 +221,7 @@ class Trainer:
                 f"steps={self.steps}: the run has done {checkpoint.step} already; give at least "
                 "as many"
             )
+
         self.distributed.barrier()  # all have read: the main process may now write and delete
         self.saved_at = checkpoint.step
         self.records.cut_back(checkpoint.step)
@@ -332,12 +314,14 @@ class Trainer:
         self.model.train()
         if name not in scores:
             raise BadData(f"choose_by={name!r}: validation gives {', '.join(sorted(scores))}")
+
         better = state.improves(scores[name], scores.get(TIE_BREAK))
         self.scores.append(scores[name])
         self.method.after_validation(self._view(), scores)
         self.records.add({"step": state.step, "validation": scores, "best": better})
         mark = ", the best so far" if better else ""
         self.callback.on_message(f"step {state.step}: validation {name} {scores[name]:.4f}{mark}")
+
         decline = decline_reason(self.scores)
         if decline is not None:
             self.callback.on_message(f"step {state.step}: {decline}")
@@ -352,17 +336,11 @@ class Trainer:
         if self.records.writes:
             self.records.flush()
             self.state.save(folder / "checkpoints", self.environment)
-            self._save_best(folder)
+            # Behind the checkpoint, which holds the same weights: after a kill in between, the
+            # model is written again when the run is resumed.
+            self.state.save_best(folder / "model")
             if len(self.batches.bad):
                 self.batches.bad.write(folder / "bad_images.csv")
-
-    def _save_best(self, folder: Path) -> None:
-        # Behind the checkpoint, which holds the same weights: after a kill in between, the model is
-        # written again when the run is resumed.
-        best = self.state.best_step
-        if best is not None and self.model_saved_at != best:
-            self.model.save(folder / "model", weights=self.state.best_weights)
-            self.model_saved_at = best
 
     def _stop_if_asked(self, request: StopRequest) -> None:
         """Write a checkpoint and raise Interrupted if any process was asked to stop."""
@@ -378,15 +356,16 @@ class Trainer:
         state, folder = self.state, self.records.folder
         self._save()
         state.restore_best()
+
         if self.records.writes and folder is not None:
             if state.best_step is None:
                 self.model.save(folder / "model")
-            else:
-                self._save_best(folder)
+            state.save_best(folder / "model")
         if state.best_step == 0 and state.step:
             self.callback.on_message(
                 f"the start model is kept: no later one had a better {self.settings.choose_by}"
             )
+
         score = state.best_score
         self.records.note(
             {

@@ -152,11 +152,7 @@ class Updates:
         self.state.skipped_in_a_row += 1
         often = self.state.skipped_in_a_row > self.state.settings.skips_allowed
         # Another batch does not mend weights that are broken.
-        if (
-            self.state.settings.bad_numbers == "stop"
-            or often
-            or broken_tensor(self.state.tensors())
-        ):
+        if self.state.settings.non_finite == "stop" or often or broken_tensor(self.state.tensors()):
             raise error
         self.callback.on_message(f"update skipped: {error}")
         self.records.add({"step": self.state.step + 1, "skipped": str(error)})

@@ -200,7 +200,7 @@ def test_large_classes_take_no_more_memory() -> None:
     [
         (np.eye(4), [0, 1, 2, 3], "no two images share a class"),
         (np.eye(4), [0, 0, 0, 0], "too few classes"),
-        (np.eye(1), [0], "one image is no gallery"),
+        (np.eye(1), [0], "a gallery needs at least two images"),
     ],
 )
 def test_too_little_to_learn_from(rows: Any, labels: list[int], words: str) -> None:

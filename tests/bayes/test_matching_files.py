@@ -134,7 +134,7 @@ def test_a_sealed_file_of_other_content_is_refused(
     facts = {**fitted.as_record(), **wrong}
     del facts["kind"], facts["sha256"]
     path.write_text(json.dumps(sealed(KIND, facts)))
-    with pytest.raises(DamagedFile, match="not what this program writes"):
+    with pytest.raises(DamagedFile, match="not a file that cbml wrote"):
         MatchProbability.load(path)
 
 
@@ -158,5 +158,5 @@ def test_a_file_with_a_check_of_other_content_is_refused(
     del facts["kind"], facts["sha256"]
     facts["check"] = {**facts["check"], **wrong}
     path.write_text(json.dumps(sealed(KIND, facts)))
-    with pytest.raises(DamagedFile, match="not what this program writes"):
+    with pytest.raises(DamagedFile, match="not a file that cbml wrote"):
         MatchProbability.load(path)

@@ -235,7 +235,7 @@ def test_mistakes_are_named(
     words = ["train", "images", "--parameters", "from-data", "--set", "loss.ratio=products"]
     assert run(words) == 2
     shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert "loss.ratio and parameters=from-data are two things" in shown
+    assert "loss.ratio and parameters=from-data exclude each other" in shown
 
 
 def test_near_copies_end_a_default_training_with_a_remedy() -> None:

@@ -47,7 +47,7 @@ def test_the_examples_of_the_help_run(folder: Path) -> None:
 def test_errors_are_one_line_with_their_exit_code(folder: Path) -> None:
     missing = run("export", "nowhere", folder=folder)
     assert (missing.returncode, missing.stdout) == (3, "")
-    assert missing.stderr == "cbml: nowhere: no such folder of a run or of a saved model\n"
+    assert missing.stderr == "cbml: nowhere: no such run or saved model\n"
 
     part = next((folder / "runs" / "cub" / "model").glob("*.safetensors"))
     part.write_bytes(part.read_bytes()[:-1])

@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_train_names_the_remedy(
         (folder / "0", [], "--labels none"),
         (tmp_path / "empty", [], "no images found"),
         (small_folder(folder, 2), explicit, "--set classes_per_batch=2"),
-        (small_folder(folder, 1), [], "put each class into a folder of its own"),
+        (small_folder(folder, 1), [], "put each class into its own folder"),
     ]:
         assert run(["train", str(data), *OPEN, *words, "--out", str(tmp_path / "run")]) == 3
         assert message in capsys.readouterr().err

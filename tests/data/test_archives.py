@@ -137,7 +137,7 @@ HOSTILE: dict[str, tuple[str, Maker, str]] = {
     "tar fifo": ("a.tgz", tar_with((entry("d", tarfile.FIFOTYPE), b"")), "a device"),
     "tar sparse": ("a.tar", sparse, "a link or a device"),
     "tar giant header": ("a.tar", giant_header, "a header of"),
-    "tar swells": ("a.tgz", swelling_tar, "swells beyond"),
+    "tar swells": ("a.tgz", swelling_tar, "unpacks to more than"),
     "tar many entries": ("a.tgz", many_entries, "more than 1,000 entries"),
     "tar very deep": ("a.tgz", tar_with((entry("a/" * 60 + "b.jpg"), b"x")), "leads out"),
     "tar long name": ("a.tgz", tar_with((entry("a" * 300), b"x")), "leads out"),
@@ -147,7 +147,7 @@ HOSTILE: dict[str, tuple[str, Maker, str]] = {
     "tar file as folder": (
         "a.tgz", tar_with((entry("a"), b"1"), (entry("a/b.jpg"), b"2")), "two entries claim"
     ),
-    "tar truncated": ("a.tgz", truncated, "not a sound archive"),
+    "tar truncated": ("a.tgz", truncated, "not an intact archive"),
     "tar of noise": ("a.tgz", bytes_in(b"\x1f\x8b" + bytes(99)), "archive|unpacked"),
     "no archive": ("a.tar", bytes_in(b"hello" * 500), "archive"),
     "empty file": ("a.zip", bytes_in(b""), "archive"),
@@ -157,11 +157,11 @@ HOSTILE: dict[str, tuple[str, Maker, str]] = {
     "zip symbolic link": ("a.zip", zip_with("l", mode=stat.S_IFLNK | 0o777), "a link"),
     "zip device": ("a.zip", zip_with("d", mode=stat.S_IFCHR | 0o666), "a device"),
     "zip fifo": ("a.zip", zip_with("d", mode=stat.S_IFIFO | 0o666), "a device"),
-    "zip swells": ("a.zip", swelling_zip, "swells beyond"),
+    "zip swells": ("a.zip", swelling_zip, "unpacks to more than"),
     "zip many entries": ("a.zip", zip_with(*map(str, range(1_001))), "more than 1,000 entries"),
     "zip one name twice": ("a.zip", zip_with("a.jpg", "./a.jpg"), "two entries claim"),
     "zip encrypted": ("a.zip", patched_zip(b"PK\x01\x02", 8, b"\x01\x00"), "encrypted"),
-    "zip checksum": ("a.zip", patched_zip(b"PK\x01\x02", 16, b"\1\2\3\4"), "not a sound archive"),
+    "zip checksum": ("a.zip", patched_zip(b"PK\x01\x02", 16, b"\1\2\3\4"), "not an intact archive"),
     "zip giant list": (
         "a.zip", patched_zip(b"PK\x05\x06", 12, struct.pack("<I", 1 << 30)), "list of members"
     ),

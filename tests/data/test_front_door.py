@@ -276,11 +276,11 @@ def test_tables_as_programs_write_them(tmp_path: Path, write: Callable[[Path, Ro
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
     source = delimited(",", "utf-8", "photo", "species")(tmp_path, table_rows(tmp_path))
-    with pytest.raises(BadData, match=r"no column 'path' but photo, species; .*--path-column"):
+    with pytest.raises(BadData, match=r"no column 'path', only photo, species; .*--path-column"):
         load(source)
     splits = load(source, path_column="photo", label_column="species", validation=0)
     assert len(classes(splits.train)) == 2
-    with pytest.raises(BadData, match="no column 'kind' but photo, species"):
+    with pytest.raises(BadData, match="no column 'kind', only photo, species"):
         load(source, path_column="photo", label_column="kind")
 
 

@@ -258,8 +258,8 @@ def test_bad_rows_are_named(tmp_path: Path, change: Row, message: str) -> None:
 def test_bad_tables_are_named(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     for content, message in [
-        (b"", "no column 'path' but nothing"),
-        (b"photo,label\na,b\n", "no column 'path' but photo, label"),
+        (b"", "no column 'path', only nothing"),
+        (b"photo,label\na,b\n", "no column 'path', only photo, label"),
         (b"path,label\n", "has no rows"),
         (b"path,label\na\n", "row 1 has 1 values for 2 columns"),
         (b"path\n\xff\xfe\n", "not a UTF-8 CSV table"),

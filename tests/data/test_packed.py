@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from cbml.data.decode import UnreadableImage, read_image
-from cbml.data.image_files import FileImages
+from cbml.data.decode import FileImages, UnreadableImage, read_image
 from cbml.data.packed import PackedDataset, PackedImages, pack
 from cbml.data.transforms import resized_short_side
 from cbml.errors import DamagedFile

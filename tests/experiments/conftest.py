@@ -1,27 +1,13 @@
-"""One thread and a cache of their own for all tests here."""
+"""One thread, a cache of our own, and a folder of tiny images."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.experiments.small import folder_of_images
+from tests.fixtures import one_thread, own_cache
 
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True, scope="package")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CBML_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+__all__ = ["one_thread", "own_cache", "root"]
 
 
 @pytest.fixture(scope="package")

@@ -185,9 +185,9 @@ def test_sweeps_are_all_combinations_and_know_options_of_the_loss() -> None:
     for wrong, message in (
         ("steps", "write key=value"),
         ("stepz=3", "did you mean 'steps'"),
-        ("seed=5", "say it by --seeds"),
-        ("data=cub", "say it by --data"),
-        ("weights=path:resnet50.pt", "say it by --weights"),
+        ("seed=5", "use --seeds"),
+        ("data=cub", "use --data"),
+        ("weights=path:resnet50.pt", "use --weights"),
         ("averaging=sqrt", "neither a setting nor an option of multi_similarity; leave rows"),
         ("variance_weigt=1", "did you mean 'variance_weight'"),
         ("variance_weight=1,much", "variance_weight must be a number"),
@@ -199,7 +199,7 @@ def test_sweeps_are_all_combinations_and_know_options_of_the_loss() -> None:
 
 @pytest.mark.parametrize("change", ["validation=0", "labels=none"])
 def test_trials_need_something_to_judge_by(change: str) -> None:
-    with pytest.raises(BadData, match="held-out classes there is nothing to judge by"):
+    with pytest.raises(BadData, match="held-out classes there is nothing to score trials with"):
         plan_trials(plan(only=("MS",), sweeps=parse_sweeps([change])))
 
 

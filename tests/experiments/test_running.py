@@ -14,7 +14,7 @@ from cbml.errors import BadData, DamagedFile
 from cbml.experiments import Sources, read_records, run_jobs, running
 from cbml.experiments import jobs as job_records
 from cbml.experiments.jobs import run_name
-from cbml.runs import RunConfig, with_overrides
+from cbml.runs import RunConfig, parse_overrides
 from cbml.training import Callback, read_metrics, read_record
 from tests.experiments import children
 from tests.experiments.small import STEPS, job
@@ -94,7 +94,9 @@ def test_model_selection_on_the_test_counts_its_evaluations(root: Path, tmp_path
 def test_what_is_missing_for_one_keeps_no_other_waiting(root: Path, tmp_path: Path) -> None:
     missing = dataclasses.replace(
         job(),
-        config=with_overrides(job().config, ["backbone=bn_inception", "weights=path:nowhere.pt"]),
+        config=job().config.replace(
+            **parse_overrides(["backbone=bn_inception", "weights=path:nowhere.pt"])
+        ),
     )
     found, steps = run([missing, job()], tmp_path, root)
     assert (found["done"], steps) == (1, STEPS)
@@ -150,15 +152,15 @@ def test_images_of_another_set_are_refused(root: Path, tmp_path: Path) -> None:
     birds.mkdir()
     for name in ("images.txt", "image_class_labels.txt"):
         (birds / name).touch()
-    with pytest.raises(BadData, match=r"birds: this is cub; ask for it by --data cub"):
+    with pytest.raises(BadData, match=r"birds: this is cub; use --data cub"):
         run([job()], tmp_path, birds)
     cub, cars = (
         dataclasses.replace(job(), config=job().config.replace(data=name))
         for name in ("cub", "cars")
     )
-    with pytest.raises(BadData, match="one place for cars, cub; choose one by --data"):
+    with pytest.raises(BadData, match="one place for cars, cub; choose one with --data"):
         run([cub, cars], tmp_path, birds)
-    with pytest.raises(BadData, match="images: nothing here is known from CUB"):
+    with pytest.raises(BadData, match="images: not recognized as CUB"):
         run([cub], tmp_path, root)
 
 
@@ -167,12 +169,16 @@ def test_one_file_of_weights_is_for_one_network(tmp_path: Path) -> None:
     file.write_bytes(b"weights")
     sources = Sources(weights=str(file))
     given, none = job(), job()
-    none = dataclasses.replace(none, config=with_overrides(none.config, ["weights=none"]))
+    none = dataclasses.replace(
+        none, config=none.config.replace(**parse_overrides(["weights=none"]))
+    )
     named = sources.named([given, none])
     assert named[0].config.model.weights.startswith("sha256:")
     assert named[1].config.model.weights == "none"
     assert sources.local(none.config).model.weights == "none"
-    other = dataclasses.replace(given, config=with_overrides(given.config, ["backbone=resnet18"]))
+    other = dataclasses.replace(
+        given, config=given.config.replace(**parse_overrides(["backbone=resnet18"]))
+    )
     with pytest.raises(BadData, match="one file for conv4, resnet18"):
         sources.named([given, other])
 
@@ -201,7 +207,9 @@ def test_numbers_that_go_bad_are_a_result(root: Path, tmp_path: Path) -> None:
 def test_a_run_without_labels_is_a_unit_as_well(root: Path, tmp_path: Path) -> None:
     wanted = job(scored=("train", "test"))
     changes = ["labels=none", "clusters=4", "batch_range=8", "samples_per_class=2"]
-    config = with_overrides(wanted.config, [*changes, "validate_every=0", "validation=0.0"])
+    config = wanted.config.replace(
+        **parse_overrides([*changes, "validate_every=0", "validation=0.0"])
+    )
     wanted = dataclasses.replace(wanted, config=config)
     assert run([wanted], tmp_path, root) == ({"done": 1}, STEPS)
     (record,) = read_records(tmp_path / "loss-ablation-laptop")

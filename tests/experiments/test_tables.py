@@ -98,7 +98,7 @@ def test_rows_of_the_loss_ablation_are_what_they_say() -> None:
 def test_near_misses_are_suggested() -> None:
     with pytest.raises(BadData, match="did you mean 'lambda'"):
         find_table("lamda")
-    with pytest.raises(BadData, match="fits no row; the rows are 'CBML λ=0"):
+    with pytest.raises(BadData, match="matches no row; the rows are 'CBML λ=0"):
         table_rows(Plan(table=find_table("lambda"), scale="laptop", data="emoji", only=("MS",)))
     with pytest.raises(BadData, match="has rows for cub"):
         table_rows(Plan(table=find_table("lambda"), scale="full", data="sop"))

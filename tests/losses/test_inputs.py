@@ -27,7 +27,7 @@ def with_row(row: int, value: float) -> torch.Tensor:
         ((ROWS[:, :0], LABELS), r"embeddings must have shape"),
         ((ROWS.long(), LABELS), "embeddings must hold floating point numbers"),
         (([[1, 2]], LABELS), "embeddings must hold floating point numbers"),
-        (([*ROWS], LABELS), r"embeddings is a list of tensors: use torch\.stack\(embeddings\)"),
+        (([*ROWS], LABELS), r"embeddings is a list of tensors; use torch\.stack\(embeddings\)"),
         (({1: 2}, LABELS), "embeddings must be a tensor, a numpy array or a list, got dict"),
         (([[1.0, 2.0], [1.0]], LABELS), "embeddings must hold numbers in rows of one length"),
         (([[None, 1.0]], LABELS), "embeddings must hold numbers"),

@@ -10,7 +10,7 @@ from torch.nn import functional
 from cbml.errors import BadData
 from cbml.methods import DCML
 from cbml.methods.dcml import self_reinforced
-from cbml.methods.margin_triplets import MarginTriplets
+from cbml.methods.margin import MarginTriplets
 from cbml.models import Embedder, Gates
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo

@@ -9,7 +9,7 @@ from cbml.data import ImageDataset, TrainTransform
 from cbml.errors import BadData
 from cbml.methods import MarginDRML, ProxyAnchorDRML
 from cbml.models import Embedder
-from cbml.models.mixing import Relations, feature_piece
+from cbml.models.heads import Relations, feature_piece
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, Distributed, Method, TrainingView, build_batches
 from tests.oracles import baseline_proxies, baselines, methods

@@ -181,7 +181,7 @@ def test_without_being_asked_nothing_is_chosen(images: ImageDataset) -> None:
 def test_three_images_are_too_few(images: ImageDataset) -> None:
     model, method = small_model(), LargerViews(num_images=3)
     few = ImageDataset(images.paths[:3])
-    with pytest.raises(BadData, match="4 are the least"):
+    with pytest.raises(BadData, match="at least 4 are needed"):
         method.start(view_of(few, model))
 
 

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cbml.methods.margin import distance_table, inverse_density
-from cbml.methods.margin_triplets import MarginTriplets, Rule
+from cbml.methods.margin import MarginTriplets, Rule, distance_table, inverse_density
 from cbml.training import BatchInfo
 from tests.oracles import baselines, methods
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from cbml.errors import BadData
 from cbml.methods import Sharing
-from cbml.methods.margin_triplets import MarginTriplets
+from cbml.methods.margin import MarginTriplets
 from cbml.methods.mic import decorrelation
 from cbml.models import Embedder
 from cbml.training import BatchInfo, StepLoss

@@ -5,7 +5,6 @@ import torch
 
 from cbml.errors import BadData
 from cbml.models import BACKBONES, Embedder, find_backbone
-from cbml.models.backbones import Backbone
 
 # Published parameter counts of the whole classifiers, minus their last layers of 1000 classes:
 # torchvision's weight pages for ResNet and GoogLeNet, timm's for EfficientNet-Lite0.
@@ -120,7 +119,7 @@ def test_pooling_that_cannot_be_undone_is_named() -> None:
 
 
 def test_what_each_network_expects() -> None:
-    rows: dict[str, Backbone] = BACKBONES
+    rows = BACKBONES
     caffe = rows["bn_inception"].preprocessing
     assert (caffe.order, caffe.scale, caffe.mean) == ("BGR", 1.0, (104.0, 117.0, 128.0))
     assert (caffe.resize, caffe.crop) == (256, 227)

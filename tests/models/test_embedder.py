@@ -132,7 +132,7 @@ def test_the_head_and_the_length_are_float32_under_autocast(dtype: torch.dtype) 
         ({"batch_norm": "none"}, "batch_norm must be one of 'trained'"),
         ({"weights": "imagnet"}, "weights 'imagnet'"),
         ({"weights": "path:/no/such/file.pt"}, "/no/such/file.pt: no such file"),
-        ({"weights": "package"}, "no package carries its weights"),
+        ({"weights": "package"}, "no package provides its weights"),
         ({"weights": "imagenet"}, "no ImageNet weights to download"),
     ],
 )

@@ -130,7 +130,7 @@ FLOAT = np.zeros((4, 4, 3))
         (np.zeros((4, 4), np.uint8), "image 20: expected a uint8 array"),
         (np.zeros((0, 4, 3), np.uint8), "image 20: an empty image"),
         (torch.zeros(4, 4, 3, dtype=torch.uint8), "image 20: expected a uint8 tensor"),
-        ("some/file.png", "some/file.png: a path is not an image: say how to read it by `load`"),
+        ("some/file.png", "some/file.png: a path is not an image; pass `load` to read it"),
     ],
     ids=str,
 )

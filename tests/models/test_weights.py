@@ -1,5 +1,6 @@
 """Weights: the right numbers under the right names, seen by what they recognize in photographs."""
 
+import dataclasses
 import hashlib
 import http.server
 import os
@@ -19,7 +20,7 @@ from PIL import Image
 
 import cbml
 from cbml.errors import BadData, DamagedFile
-from cbml.models import Embedder, find_backbone, weights
+from cbml.models import BACKBONES, Embedder, find_backbone
 from cbml.models.weights import read_package, read_tensors
 
 SHARED = Path(cbml.__file__).parent.parent.parent / "shared"
@@ -213,12 +214,17 @@ def test_a_download_is_checked_by_its_hash_each_time(
     (folder / "bn_inception-123456789.pth").write_bytes(content)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
 
-    monkeypatch.setattr(weights, "_BN_INCEPTION", f"{address}/bn_inception-123456789.pth")
+    def publish(name: str) -> None:
+        source = ("Cadene's bn_inception", f"{address}/{name}")
+        row = dataclasses.replace(find_backbone("bn_inception"), imagenet=source)
+        monkeypatch.setitem(BACKBONES, "bn_inception", row)
+
+    publish("bn_inception-123456789.pth")
     with pytest.raises(DamagedFile, match="another hash"):
         Embedder("bn_inception", weights="imagenet")
     assert not list((tmp_path / "home" / "hub" / "checkpoints").iterdir()), "nothing is kept"
 
-    monkeypatch.setattr(weights, "_BN_INCEPTION", f"{address}/{good}")
+    publish(good)
     model = Embedder("bn_inception", weights="imagenet")
     assert model.provenance.startswith("imagenet: Cadene's bn_inception, sha256 ")
 
@@ -245,7 +251,7 @@ def test_files_of_other_shape_names_or_numbers_are_refused(tmp_path: Path) -> No
     with pytest.raises(BadData, match=r"1 unknown \(fc\.weight\)"):
         Embedder("conv4", weights=path)
     torch.save([torch.ones(3)], tmp_path / "list.pt")
-    with pytest.raises(DamagedFile, match="something else than named tensors"):
+    with pytest.raises(DamagedFile, match="does not hold named tensors"):
         Embedder("conv4", weights=tmp_path / "list.pt")
     huge = {**state, "0.weight": torch.ones(1).expand(10**7, 3, 3, 3)}  # 4 bytes that claim 1 GB
     torch.save(huge, tmp_path / "huge.pt")

@@ -71,6 +71,17 @@ def is_protocol(thing: type) -> bool:
     return bool(getattr(thing, "_is_protocol", False))
 
 
+def overridden(thing: object) -> bool:
+    """Whether a method of one of the package's base classes says what the arguments are."""
+    if not inspect.isfunction(thing) or "." not in thing.__qualname__:
+        return False
+    owner = getattr(importlib.import_module(thing.__module__), thing.__qualname__.split(".")[0])
+    return any(
+        thing.__name__ in vars(base) and base.__module__.startswith("cbml")
+        for base in owner.__mro__[1:]
+    )
+
+
 def documented_arguments(docstring: str) -> list[str]:
     """The names under `Args:`, in their order."""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", docstring, re.MULTILINE | re.DOTALL)
@@ -95,4 +106,8 @@ def test_docstring_arguments_equal_the_signature(name: str, thing: object) -> No
         for name in inspect.signature(thing).parameters  # type: ignore[arg-type]
         if name not in {"self", "cls"}
     ]
-    assert documented_arguments(docstring) == expected
+    documented = documented_arguments(docstring)
+    if overridden(thing):  # what its base says holds; entries are for what is particular to it
+        assert documented == [name for name in expected if name in documented]
+    else:
+        assert documented == expected

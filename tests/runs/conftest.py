@@ -1,29 +1,5 @@
-"""One thread, and a cache of our own."""
+"""One thread, a cache of our own, and tiny images."""
 
-from collections.abc import Iterator
+from tests.fixtures import images, one_thread, own_cache
 
-import pytest
-import torch
-
-from cbml.data import ImageDataset
-from tests.training.small import make_images
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True, scope="package")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CBML_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="package")
-def images(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
-    return make_images(tmp_path_factory.mktemp("images"))
+__all__ = ["images", "one_thread", "own_cache"]

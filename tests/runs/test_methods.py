@@ -84,7 +84,7 @@ def test_the_command_line_trains_by_a_method(source: str, tmp_path: Path) -> Non
         (["divide_conquer", "--set", "dim=5"], "cannot be cut into 4 slices"),
         (["d_and_c", "--set", "method.clusters=6"], "clusters must be a power of two"),
         (["mic", "--set", "method.center=median"], "center must be one of"),
-        (["pads", "--loss", "triplet_semihard"], "pads has a loss of its own"),
+        (["pads", "--loss", "triplet_semihard"], "pads has its own loss"),
         (["smart_mining", "--set", "method.windw=0.2"], "window"),
     ],
 )
@@ -111,10 +111,10 @@ def test_impossible_combinations_are_refused_before_any_work(source: str) -> Non
     with pytest.raises(BadData, match="dim 2: three levels need"):
         check_options(config_of(source, "hdc", dim=2))
     config = config_of(source, "hdc").replace(loss="triplet_semihard")
-    with pytest.raises(BadData, match="hdc has a loss of its own"):
+    with pytest.raises(BadData, match="hdc has its own loss"):
         check_options(config)
     config = config_of(source, "rll_lmh").replace(loss={"parameters": "from-data"})
-    with pytest.raises(BadData, match="rll_lmh has a loss of its own"):
+    with pytest.raises(BadData, match="rll_lmh has its own loss"):
         check_options(config)
     pytest.importorskip("timm")
     with pytest.raises(BadData, match="levels are not known"):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from cbml.experiments import read_records
-from cbml.runs import with_current_names
+from cbml.runs import RunConfig, with_current_names
 
 
 def test_renamed_keys_are_found_at_any_depth() -> None:
@@ -39,3 +39,11 @@ def test_choices_and_overrides_of_old_records_are_read_as_today() -> None:
     assert with_current_names(old) == new
     assert with_current_names(new) == new
     assert with_current_names({"rates": {"head": 0.1}}) == {"learning_rates": {"head": 0.1}}
+
+
+def test_a_config_from_before_a_renaming_is_read() -> None:
+    config = RunConfig("emoji", training={"non_finite": "skip"})
+    facts = config.as_dict()
+    old = dict(facts["training"])
+    old["bad_numbers"] = old.pop("non_finite")
+    assert RunConfig.from_dict({**facts, "training": old}) == config

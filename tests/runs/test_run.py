@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from cbml.bayes import MatchProbability
 from cbml.cli import main
 from cbml.errors import BadData, DamagedFile
-from cbml.runs import RunConfig, resumed_config, run, runner, with_overrides
-from cbml.runs.resume import FREE, check_same_run
+from cbml.runs import RunConfig, parse_overrides, resumed_config, run, runner
+from cbml.runs.compare import FREE, check_same_run
 from cbml.runs.sections import FLAT_KEYS
 from cbml.training import Callback, Method, read_record, update_record
 from tests.training.small import class_folders
@@ -109,7 +109,7 @@ def test_every_field_that_is_not_free_is_compared_when_a_run_resumes(tmp_path: P
         key = change.partition("=")[0]
         place = ".".join(FLAT_KEYS.get(key, tuple(key.split("."))))
         with pytest.raises(BadData, match=f"{place} was .* not the same run"):
-            check_same_run(tmp_path, with_overrides(started, [change]))
+            check_same_run(tmp_path, started.replace(**parse_overrides([change])))
         tried.add(place)
     every = {f"{section}.{field}" for section, field in FLAT_KEYS.values()}
     assert every - tried == FREE

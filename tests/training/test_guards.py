@@ -53,7 +53,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
 
 
 @pytest.mark.parametrize("where", ["value", "gradient"])
-def test_bad_numbers_stop_the_run_and_keep_the_good_checkpoint(
+def test_non_finite_values_stop_the_run_and_keep_the_good_checkpoint(
     images: ImageDataset, tmp_path: Path, where: str
 ) -> None:
     model, settings = embedder(), Settings(steps=6, checkpoint_every=1)
@@ -79,9 +79,11 @@ def test_bad_numbers_stop_the_run_and_keep_the_good_checkpoint(
     assert again.steps == 6
 
 
-def test_bad_numbers_can_be_skipped_but_not_for_ever(images: ImageDataset, tmp_path: Path) -> None:
+def test_non_finite_values_can_be_skipped_but_not_for_ever(
+    images: ImageDataset, tmp_path: Path
+) -> None:
     heard = Heard()
-    settings = Settings(steps=6, bad_numbers="skip", skips_allowed=2)
+    settings = Settings(steps=6, non_finite="skip", skips_allowed=2)
     loss = Poisoned({2, 3}, "value")
     fit(embedder(), loss, batches(images), settings=settings, run=tmp_path, callback=heard)
     assert sum("update skipped" in line for line in heard.lines) == 2

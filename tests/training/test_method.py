@@ -186,7 +186,7 @@ def test_resume_is_equal_to_the_bit(
 
 
 def test_a_skipped_update_restores_the_buffers(images: ImageDataset) -> None:
-    _, method = train(images, None, poison_at=0, steps=1, bad_numbers="skip", validate_every=0)
+    _, method = train(images, None, poison_at=0, steps=1, non_finite="skip", validate_every=0)
     assert int(method.seen) == 0
     assert float(method.memory.abs().sum()) == 0
     assert not [call for call in method.called if call.startswith("step")]

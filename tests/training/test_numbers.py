@@ -272,7 +272,7 @@ def test_the_run_stops_within_the_step_and_keeps_a_good_checkpoint(
 @pytest.mark.parametrize("point", PASSING)
 def test_one_bad_update_can_be_skipped(images: ImageDataset, tmp_path: Path, point: str) -> None:
     clock = Clock()
-    tensors = trained(images, tmp_path, PASSING[point], clock, bad_numbers="skip")
+    tensors = trained(images, tmp_path, PASSING[point], clock, non_finite="skip")
     assert all(bool(torch.isfinite(value).all()) for value in tensors.values())
     said = [line for line in clock.lines if line.startswith(f"update skipped: step {BAD_STEP}:")]
     assert len(said) == 1
@@ -287,7 +287,7 @@ def test_what_stays_broken_stops_the_run_whatever_the_policy(
     images: ImageDataset, tmp_path: Path, point: str
 ) -> None:
     with pytest.raises(NonFiniteError, match=rf"^step {BAD_STEP}: .*\.png"):
-        trained(images, tmp_path, LASTING[point], Clock(), bad_numbers="skip")
+        trained(images, tmp_path, LASTING[point], Clock(), non_finite="skip")
     checkpoint = newest_checkpoint(tmp_path / "checkpoints", print)
     assert checkpoint is not None
     assert all(bool(torch.isfinite(value).all()) for value in checkpoint.tensors.values())

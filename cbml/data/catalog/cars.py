@@ -20,8 +20,6 @@ from cbml.data.downloads import Download
 from cbml.data.spec import DatasetSpec, unrecognized
 from cbml.errors import BadData
 
-__all__ = ["cars"]
-
 _ADDRESS = "http://ai.stanford.edu/~jkrause/car196/"
 
 

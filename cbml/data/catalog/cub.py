@@ -17,8 +17,6 @@ from cbml.data.downloads import Download
 from cbml.data.spec import DatasetSpec, unrecognized
 from cbml.errors import BadData
 
-__all__ = ["cub"]
-
 
 def _find(root: Path | str) -> Found:
     """The official folder with images.txt, or a folder for each class, in splits or not."""

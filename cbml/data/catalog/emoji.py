@@ -15,8 +15,6 @@ from cbml.data.discovery import Found
 from cbml.data.spec import DatasetSpec
 from cbml.errors import BadData, MissingExtra
 
-__all__ = ["emoji"]
-
 _SKIN_TONES = frozenset(range(0x1F3FB, 0x1F400))
 _FLAG_LETTERS = range(0x1F1E6, 0x1F200)
 _TAGS = range(0xE0000, 0xE007F)
@@ -58,7 +56,7 @@ def _installed() -> Path:
 
 def _distinct(folder: Path) -> dict[tuple[int, ...], list[Path]]:
     if not folder.is_dir():
-        raise BadData(f"emoji: {folder} is not a folder; pip install 'cbml[demo]' brings one")
+        raise BadData(f"emoji: {folder} is not a folder; install one:  pip install 'cbml[demo]'")
     images: dict[tuple[int, ...], list[tuple[str, Path]]] = defaultdict(list)
     uses: Counter[str] = Counter()
     for path in sorted(folder.glob("*/U+*.png")):

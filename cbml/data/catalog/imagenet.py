@@ -21,8 +21,6 @@ from cbml.data.discovery import (
 from cbml.data.spec import DatasetSpec, unrecognized
 from cbml.errors import BadData
 
-__all__ = ["imagenet"]
-
 _ANSWERS = "LOC_val_solution.csv"
 
 
@@ -65,7 +63,7 @@ def _validation(folder: Path, root: Path) -> ClassFolders:
     for row in csv.DictReader(read_lines(answers)):
         image, boxes = row.get("ImageId"), row.get("PredictionString")
         if not image or not boxes or not boxes.split():
-            raise BadData(f"{answers}: not rows of ImageId and PredictionString")
+            raise BadData(f"{answers}: expected rows of ImageId and PredictionString")
         wnids[image] = boxes.split()[0]
     found: ClassFolders = {}
     for path in folders[folder.name]:

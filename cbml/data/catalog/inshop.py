@@ -13,8 +13,6 @@ from cbml.data.discovery import (
 from cbml.data.spec import DatasetSpec, unrecognized
 from cbml.errors import BadData
 
-__all__ = ["inshop"]
-
 _LIST = "list_eval_partition.txt"
 _SPLITS = ("train", "query", "gallery")
 

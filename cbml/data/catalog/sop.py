@@ -7,8 +7,6 @@ from cbml.data.downloads import Download
 from cbml.data.spec import DatasetSpec, unrecognized
 from cbml.errors import BadData
 
-__all__ = ["sop"]
-
 _TRAIN_CLASSES = 11_318
 _LISTS = {"train": "Ebay_train.txt", "test": "Ebay_test.txt"}
 

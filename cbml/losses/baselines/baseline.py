@@ -16,17 +16,6 @@ from cbml.losses.inputs import (
 )
 from cbml.losses.options import check_count, check_number
 
-__all__ = [
-    "BaselineLoss",
-    "Batch",
-    "ProxyLoss",
-    "check_classes",
-    "check_width",
-    "distances",
-    "masked_logsumexp",
-    "masked_mean",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -247,7 +236,6 @@ def check_classes(batch: Batch, num_classes: int) -> None:
     """Refuse labels that have no proxy.
 
     Args:
-        batch: whose labels to look at.
         num_classes: labels must be 0 ... num_classes - 1.
     """
     outside = (batch.labels < 0) | (batch.labels >= num_classes)
@@ -262,7 +250,6 @@ def check_width(batch: Batch, embedding_size: int) -> None:
     """Refuse embeddings that are not as wide as what they are compared with.
 
     Args:
-        batch: whose embeddings to look at.
         embedding_size: the width that the loss was made for.
     """
     width = batch.anchors.shape[1]
@@ -284,17 +271,10 @@ def masked_logsumexp(values: Tensor, mask: Tensor, dim: int) -> Tensor:
     """log Σ exp over the kept entries; the lowest finite number where none is kept.
 
     Minus infinity would be the value there, but its gradient is not a number.
-
-    Args:
-        dim: the dimension to sum over.
     """
     return values.masked_fill(~mask, torch.finfo(values.dtype).min).logsumexp(dim)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the kept entries; zero, with its graph, where none is kept.
-
-    Args:
-        values: of which to take the mean.
-    """
+    """Mean over the kept entries; zero, with its graph, where none is kept."""
     return values.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)

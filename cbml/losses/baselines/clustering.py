@@ -8,8 +8,6 @@ from torch import Tensor
 from cbml.losses.baselines.baseline import BaselineLoss, Batch, distances
 from cbml.losses.options import check_count, check_number
 
-__all__ = ["FacilityLocation", "assign", "disagreement", "find_medoids"]
-
 
 class FacilityLocation(BaselineLoss):
     """No clustering by medoids may look better than the classes (Song et al. 2017).

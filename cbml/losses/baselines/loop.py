@@ -7,8 +7,6 @@ from cbml.losses.baselines.baseline import Batch
 from cbml.losses.baselines.mined import hard_masks
 from cbml.losses.baselines.multi_similarity import MatrixMultiSimilarity, partners
 
-__all__ = ["MultiSimilarityLoOp", "arc_similarity"]
-
 
 class MultiSimilarityLoOp(MatrixMultiSimilarity):
     """`MultiSimilarity` with optimal hard negatives, LoOp (Vasudeva et al. 2021).

@@ -10,8 +10,6 @@ from cbml.losses.baselines.baseline import BaselineLoss, Batch, check_classes, d
 from cbml.losses.baselines.mined import pml_arguments
 from cbml.losses.options import check_count, check_number
 
-__all__ = ["Margin", "sample_by_distance"]
-
 
 class Margin(BaselineLoss):
     """Pairs on their side of a learned distance, negatives drawn by distance (Wu et al. 2017).

@@ -14,20 +14,9 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triple
 from torch import Tensor
 from torch.nn import functional
 
+from cbml.errors import check_choice
 from cbml.losses.baselines.baseline import BaselineLoss, Batch
-from cbml.losses.options import check_choice, check_count, check_number
-
-__all__ = [
-    "Circle",
-    "FastAP",
-    "MultiSimilarity",
-    "TripletEasyPositive",
-    "TripletSemihard",
-    "hard_masks",
-    "hard_pairs",
-    "masked_pair_value",
-    "pml_arguments",
-]
+from cbml.losses.options import check_count, check_number
 
 Negatives = Literal["semihard", "hard", "easy"]
 
@@ -201,7 +190,6 @@ def masked_pair_value(
 
     Args:
         loss: a loss of pytorch-metric-learning that works on masks of pairs.
-        batch: what to compute it for.
         indices: pairs or triplets, or None for all pairs.
     """
     if indices is None:
@@ -216,7 +204,6 @@ def hard_pairs(batch: Batch, margin: float) -> tuple[Tensor, ...]:
     """Positives within the margin of the hardest negative, negatives of the hardest positive.
 
     Args:
-        batch: whose pairs to choose from.
         margin: ε.
     """
     similarity = batch.similarity()
@@ -248,12 +235,7 @@ def hard_masks(
 def pml_arguments(
     batch: Batch, indices: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | None, Tensor | None, Tensor | None]:
-    """The batch in the order of pytorch-metric-learning, where no references mean the batch.
-
-    Args:
-        batch: what to compute a loss for.
-        indices: pairs or triplets, or None for all.
-    """
+    """The batch in the order of pytorch-metric-learning, where no references mean the batch."""
     if batch.is_self:
         return batch.anchors, batch.labels, indices, None, None
     return batch.anchors, batch.labels, indices, batch.columns, batch.column_labels

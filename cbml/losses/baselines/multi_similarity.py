@@ -9,16 +9,6 @@ from cbml.losses.baselines.baseline import BaselineLoss, Batch, check_width, mas
 from cbml.losses.baselines.mined import hard_masks, hard_pairs, masked_pair_value
 from cbml.losses.options import check_count, check_number
 
-__all__ = [
-    "MatrixMultiSimilarity",
-    "MultiSimilarityDR",
-    "MultiSimilarityEE",
-    "MultiSimilarityXBM",
-    "directions",
-    "expanded_similarity",
-    "partners",
-]
-
 
 class MatrixMultiSimilarity(BaselineLoss):
     """The two terms of `MultiSimilarity` from any matrices of similarities.

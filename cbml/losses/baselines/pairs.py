@@ -7,8 +7,6 @@ from torch.nn import functional
 from cbml.losses.baselines.baseline import BaselineLoss, Batch, distances, masked_mean
 from cbml.losses.options import check_count, check_flag, check_number
 
-__all__ = ["BinomialDeviance", "Contrastive", "Histogram", "RankedList", "RankedListSimpler"]
-
 
 class Contrastive(BaselineLoss):
     """Pull positive pairs together, push negative pairs beyond a margin (Hadsell et al. 2006).

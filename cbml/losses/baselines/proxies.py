@@ -10,15 +10,6 @@ from torch.nn import functional
 from cbml.losses.baselines.baseline import ProxyLoss, masked_logsumexp
 from cbml.losses.options import check_count, check_number
 
-__all__ = [
-    "ProxyAnchor",
-    "ProxyAnchorMemVir",
-    "ProxyNCA",
-    "ProxyNCAPlusPlus",
-    "chosen_steps",
-    "proxy_anchor_value",
-]
-
 
 class ProxyNCA(ProxyLoss):
     """Nearer to the proxy of the class than to all other proxies (Movshovitz-Attias et al. 2017).
@@ -275,7 +266,6 @@ def chosen_steps(length: int, gap: int) -> range:
     """Which steps of the memory are used, counted back from the newest, which is 0.
 
     Args:
-        length: how many steps it holds.
         gap: M.
     """
     return range(gap, length, gap + 1)

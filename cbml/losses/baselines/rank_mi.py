@@ -10,8 +10,6 @@ from cbml.losses.baselines.baseline import BaselineLoss, Batch, distances
 from cbml.losses.baselines.margin import sample_by_distance
 from cbml.losses.options import check_count, check_number
 
-__all__ = ["RankMI", "information"]
-
 
 class RankMI(BaselineLoss):
     """Matching and other pairs made as different in distance as can be (Kemertas et al. 2020).

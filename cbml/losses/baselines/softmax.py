@@ -12,8 +12,6 @@ from torch.nn import functional
 from cbml.losses.baselines.baseline import ProxyLoss, distances
 from cbml.losses.options import check_count, check_number
 
-__all__ = ["ArcFace", "NormalizedSoftmax", "SoftTriple"]
-
 
 class NormalizedSoftmax(ProxyLoss):
     """Cross-entropy over cosines to one unit vector per class (Zhai and Wu 2019).

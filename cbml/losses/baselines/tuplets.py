@@ -15,15 +15,6 @@ from cbml.losses.baselines.baseline import (
 )
 from cbml.losses.options import check_flag, check_number
 
-__all__ = [
-    "Angular",
-    "LiftedStructure",
-    "NPair",
-    "NTXent",
-    "SelectivelyContrastiveTriplet",
-    "TupletMargin",
-]
-
 
 class LiftedStructure(BaselineLoss):
     """Every positive pair against all negatives of both its ends (Song et al. 2016).
