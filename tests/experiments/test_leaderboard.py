@@ -102,7 +102,7 @@ def test_trials_then_one_run_at_the_best_rate_and_nothing_twice(root: Path, tmp_
 def test_methods_without_labels_have_a_table_of_their_own(root: Path, tmp_path: Path) -> None:
     entries = find_entries(["nce", "pseudo_labels"], labels="none")
     assert [entry.labels for entry in entries] == ["none", "each"]
-    with pytest.raises(BadData, match="fits no entry"):
+    with pytest.raises(BadData, match="matches no entry"):
         find_entries(["cbml"], labels="none")
     protocol = tiny()
     config = protocol.config.replace(model={"crop": 16}, pseudo_labels={"clusters": 3})
