@@ -160,6 +160,8 @@ class OptimizerConfig(Section):
         drop_factor: 0.1 in the authors' program.
         warmup_steps: Steps over which the learning rate rises; 0 in the authors' program.
         clip_norm: Largest length of the gradient; None for no limit.
+        ema: Window of the moving average of the weights, as a share of the steps; 0 for none, as in
+            the authors' program.
     """
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
@@ -175,6 +177,7 @@ class OptimizerConfig(Section):
     drop_factor: float = 0.1
     warmup_steps: int = 0
     clip_norm: float | None = None
+    ema: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,8 @@ class Settings:
         drop_factor: 0.1 in the authors' program.
         warmup_steps: Updates over which the rate rises from nearly zero; 0 in the program.
         clip_norm: The gradient is shortened to this length; None never shortens it.
+        ema: Validate and keep an exponential moving average of the weights, whose window is this
+            share of the steps; 0 keeps the weights themselves, as the authors' program does.
         chunk_size: Images in one forward pass. The loss still sees the whole batch and the gradient
             is the same: the batch is embedded once without and once with a graph. None does both at
             once.
@@ -60,6 +62,7 @@ class Settings:
     drop_factor: float = 0.1
     warmup_steps: int = 0
     clip_norm: float | None = None
+    ema: float = 0.0
     chunk_size: int | None = None
     validate_every: int = 50
     patience: int | None = None
@@ -84,7 +87,7 @@ class Settings:
             self._at_least(name, 0)
         for name in ("backbone_factor", "head_factor", "loss_factor", "drop_factor", "drop_at"):
             self._at_least(name, 0)
-        for name in ("momentum", "dampening"):
+        for name in ("momentum", "dampening", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise BadData(f"{name} must be in [0, 1), got {getattr(self, name)}")
         for name in ("learning_rate", "clip_norm"):

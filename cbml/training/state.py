@@ -1,8 +1,9 @@
 """All that changes while a model is trained, so that it can be saved and put back to the bit."""
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ class TrainingState:
         self.best_weights: dict[str, Tensor] | None = None
         # Of a method that has a part in the scores.
         self.best_method: dict[str, Tensor] | None = None
+        # The moving average of the weights, where one is asked for.
+        self.average: dict[str, Tensor] | None = None
         self.validations_without_gain = 0
         self.skipped_in_a_row = 0
         self._digest: str | None = None
@@ -75,6 +78,39 @@ class TrainingState:
             self.batches.relabel(plan.labels)
         self.batches.follow(plan.batches)
         self.rest = plan.rest
+
+    def begin_average(self) -> None:
+        """Let the average, where one is asked for, begin with the weights as they are."""
+        if self.settings.ema:
+            self.average = _copied(self.model.state_dict())
+
+    def update_average(self, steps: int) -> None:
+        """Move the average towards the weights of this step, of `steps` in all.
+
+        In its first steps the window is shorter: the start does not count for more than the rest.
+        """
+        if self.average is None:
+            return
+        window = max(1.0, self.settings.ema * steps)
+        share = max(1.0 / window, 9.0 / (9.0 + self.step))
+        for name, value in self.model.state_dict().items():
+            if value.is_floating_point():
+                self.average[name].lerp_(value, share)
+            else:
+                self.average[name].copy_(value)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model with its averaged weights, inside the block; as it is where there are none."""
+        if self.average is None:
+            yield
+            return
+        own = _copied(self.model.state_dict())
+        self.model.load_state_dict(self.average)
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(own)
 
     def improves(self, score: float, tie: float | None = None) -> bool:
         """Whether a validation is to be kept as the best so far; NaN and infinity never are.
@@ -96,8 +132,9 @@ class TrainingState:
 
     def restore_best(self) -> None:
         """Load the weights of the best step, those of a method that refines too."""
-        if self.best_weights is not None:
-            self.model.load_state_dict(self.best_weights)
+        weights = self.average if self.best_weights is None else self.best_weights
+        if weights is not None:
+            self.model.load_state_dict(weights)
         if self.best_method is not None:
             self.method.load_state_dict(self.best_method)
 
@@ -127,6 +164,7 @@ class TrainingState:
             {
                 "model": self.model.state_dict(),
                 "method": self.method.state_dict(),
+                "average": self.average or {},
                 "optimizer": optimizer_tensors(self.optimizer),
                 "own_optimizer": _named(
                     {name: optimizer_tensors(own) for name, own in self._own_optimizers()}
@@ -138,7 +176,8 @@ class TrainingState:
         """Write a checkpoint, with the versions and hardware to compare with when it is read."""
         generators, generator_state = random_states()
         further: dict[str, Mapping[str, Tensor]] = {"random": generators}
-        if self.best_weights is not None and self.best_step != self.step:
+        averages = self.average is not None
+        if self.best_weights is not None and (averages or self.best_step != self.step):
             further["best"] = self.best_weights
             further["best_method"] = self.best_method or {}
         labels = self.batches.images.labels
@@ -177,18 +216,21 @@ class TrainingState:
                 reason = " ".join(str(error).split())[:200]
                 raise BadData(f"the checkpoint is of another {part}: {reason}") from None
         restore_optimizer(self.optimizer, checkpoint.part("optimizer"))
-        own = Checkpoint(checkpoint.step, checkpoint.part("own_optimizer"), {})
+        optimizers = Checkpoint(checkpoint.step, checkpoint.part("own_optimizer"), {})
         for name, optimizer in self._own_optimizers():
-            restore_optimizer(optimizer, own.part(name))
+            restore_optimizer(optimizer, optimizers.part(name))
         restore_random_states(checkpoint.part("random"), saved["random"])
         self.step = checkpoint.step
         self.rest = frozenset(saved["rest"])
         self.best_score, self.best_step = saved["best_score"], saved["best_step"]
         self.best_tie = saved["best_tie"]
-        best = checkpoint.part("model" if self.best_step == self.step else "best")
+        if self.settings.ema:
+            self.average = checkpoint.part("average")
+        own = self.best_step == self.step and self.average is None
+        best = checkpoint.part("model" if own else "best")
         self.best_weights = None if self.best_step is None else best
         if self.best_step is not None and self.method.refines:
-            part = "method" if self.best_step == self.step else "best_method"
+            part = "method" if own else "best_method"
             self.best_method = checkpoint.part(part)
         self.validations_without_gain = saved["validations_without_gain"]
         self.skipped_in_a_row = saved["skipped_in_a_row"]

@@ -190,6 +190,7 @@ class Trainer:
         if not (self.resume and self._resume()):
             self.method.start(self._view())
             self._agree()
+            self.state.begin_average()
             self.records.note(self._record() | self.metadata)
         rates = ", ".join(f"{name} {rate:g}" for name, rate in self.learning_rates.items())
         self.callback.on_message(f"learning rates: {rates}; schedule: {self.settings.schedule}")
@@ -277,6 +278,7 @@ class Trainer:
         result = self.updates.update(batch)
         state.step += 1
         if result is not None:
+            state.update_average(self.steps)
             self.method.after_step(self._view(), result.outputs, result.batch)
             self._report(result, rates)
 
@@ -305,17 +307,18 @@ class Trainer:
     def _validate(self, validate: Validate) -> None:
         """Score the model as it is, and remember it if it is the best so far."""
         state, name = self.state, self.settings.choose_by
-        try:
-            scores = dict(validate(self.model))
-        except BadData as error:
-            # Images that were fine before the first update are not to blame after it.
-            kind = NonFiniteError if state.step else BadData
-            raise kind(f"validation after step {state.step}: {error}") from None
+        with state.averaged():
+            try:
+                scores = dict(validate(self.model))
+            except BadData as error:
+                # Images that were fine before the first update are not to blame after it.
+                kind = NonFiniteError if state.step else BadData
+                raise kind(f"validation after step {state.step}: {error}") from None
+            if name not in scores:
+                raise BadData(f"choose_by={name!r}: validation gives {', '.join(sorted(scores))}")
+            better = state.improves(scores[name], scores.get(TIE_BREAK))
         self.model.train()
-        if name not in scores:
-            raise BadData(f"choose_by={name!r}: validation gives {', '.join(sorted(scores))}")
 
-        better = state.improves(scores[name], scores.get(TIE_BREAK))
         self.scores.append(scores[name])
         self.method.after_validation(self._view(), scores)
         self.records.add({"step": state.step, "validation": scores, "best": better})
