@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -190,16 +191,37 @@ def test_large_uploads_do_not_starve_searches(gallery_folder: Path) -> None:
     assert slowest < 1.0, f"an ordinary search took {slowest:.1f} s"
 
 
-def test_idle_connections_do_not_take_the_service_away(gallery_folder: Path) -> None:
-    with small.server(gallery_folder) as (_, port):
-        idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(300)]
-        try:
-            with httpx.Client(timeout=5, trust_env=False) as client:
-                for _ in range(5):
-                    assert client.get(f"http://127.0.0.1:{port}/health").status_code == 200
-        finally:
-            for connection in idle:
-                connection.close()
+def ask(connection: socket.socket) -> bytes:
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return connection.recv(65536)
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["never asked", "asked once"])
+def test_idle_connections_do_not_take_the_service_away(gallery_folder: Path, asked: bool) -> None:
+    with small.server(gallery_folder) as (process, port), contextlib.ExitStack() as opened:
+        server = psutil.Process(process.pid)
+        for _ in range(300):
+            connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+            opened.enter_context(connection)
+            if asked:
+                assert ask(connection).startswith(b"HTTP/1.1 200")
+        with httpx.Client(timeout=60, trust_env=False) as client:
+            for _ in range(5):
+                assert client.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        open_ones = [one for one in server.net_connections("tcp") if one.status == "ESTABLISHED"]
+        assert len(open_ones) <= service_module.SILENT + 5
+
+
+def test_a_connection_outlives_the_patience_of_clients(gallery_folder: Path) -> None:
+    """A server that closes first can cut off a request that is on its way."""
+    with (
+        small.server(gallery_folder) as (_, port),
+        socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
+    ):
+        assert ask(connection).startswith(b"HTTP/1.1 200")
+        time.sleep(5.5)  # many clients close after 5
+        assert ask(connection).startswith(b"HTTP/1.1 200")
+        assert connection.recv(1) == b"", "but it is not kept for ever"
 
 
 INDEX = """

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from cbml.cli import main
 from cbml.errors import FolderInUse
 from cbml.files import locked
 from cbml.runs import RunConfig, note_test_evaluation, run
 from cbml.training import Callback, read_metrics, read_record, update_record
+from tests.training import children
 from tests.training.small import class_folders
 
 PROGRAM = [sys.executable, "-c", "from cbml.cli import main; main()"]
@@ -73,17 +75,25 @@ def test_a_run_that_is_being_trained_is_not_resumed(
     assert third.returncode == 0, error
 
 
+def resume(out: Path, log: Path) -> None:
+    """The program in a process that has torch already, so that two of them start at once."""
+    sys.stderr = log.open("w", buffering=1)
+    main(["train", "--resume", str(out), *ENDLESS])
+
+
 @pytest.mark.parametrize("pairs", [1, pytest.param(20, marks=pytest.mark.slow)])
-@pytest.mark.timeout(1200)
-def test_of_two_that_resume_at_once_one_is_refused(out: Path, pairs: int) -> None:
+@pytest.mark.timeout(1800)
+def test_of_two_that_resume_at_once_one_is_refused(out: Path, tmp_path: Path, pairs: int) -> None:
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
     for _ in range(pairs):
-        both = [start("--resume", out, *ENDLESS) for _ in range(2)]
-        while all(child.poll() is None for child in both):
+        both = [children.start(resume, out, log) for log in logs]
+        while all(child.is_alive() for child in both):
             time.sleep(0.05)
         for child in both:
-            child.send_signal(signal.SIGTERM) if child.poll() is None else None
-        errors = [child.communicate(timeout=100)[1] for child in both]
-        assert sorted(child.returncode for child in both) == [3, 143], errors
+            child.terminate()
+            child.join(100)
+        errors = [log.read_text() for log in logs]
+        assert sorted(child.exitcode or 0 for child in both) == [3, 143], errors
         assert f"cbml: {LINE.format(out)}\n" in errors
         done = [line["step"] for line in read_metrics(out) if "loss" in line]
         assert done == sorted(set(done)), "each step has one line"
@@ -91,8 +101,8 @@ def test_of_two_that_resume_at_once_one_is_refused(out: Path, pairs: int) -> Non
 
 def test_test_evaluations_wait_for_each_other(tmp_path: Path) -> None:
     update_record(tmp_path, {"config": {}})
-    children = [subprocess.Popen([sys.executable, "-c", COUNT, tmp_path, "20"]) for _ in range(3)]
-    assert [child.wait(timeout=120) for child in children] == [0, 0, 0]
+    counting = [subprocess.Popen([sys.executable, "-c", COUNT, tmp_path, "20"]) for _ in range(3)]
+    assert [child.wait(timeout=120) for child in counting] == [0, 0, 0]
     assert read_record(tmp_path)["test_evaluations"] == 60
 
 

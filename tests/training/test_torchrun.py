@@ -195,14 +195,15 @@ def test_a_long_wait_is_said_once(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_stopped_process_is_said_aloud_and_the_run_ends_as_undisturbed(
     home: Path, jobs: list[Job]
 ) -> None:
     folder, out = class_folders(home / "images"), home / "run"
+    line = "process 0 has waited 60 s for another one"
     undisturbed = Job([*torchrun(0), *words(folder, home / "undisturbed")], home)
     jobs.append(undisturbed)
-    assert undisturbed.end(300) == 0, undisturbed.log.read_text()
+    assert undisturbed.end(900) == 0, undisturbed.log.read_text()
     job = Job([*torchrun(0), *words(folder, out)], home)
     jobs.append(job)
     while not any(out.glob("checkpoints/step-*/manifest.json")):
@@ -210,14 +211,14 @@ def test_a_stopped_process_is_said_aloud_and_the_run_ends_as_undisturbed(
         time.sleep(0.01)
     stopped = job.workers()[1]
     stopped.send_signal(signal.SIGSTOP)
-    time.sleep(1)
+    said = job.log.read_text().count(line)  # at the start, perhaps, on a busy machine
     done = len(read_metrics(out))
-    time.sleep(119)
-    assert job.log.read_text().count("process 0 has waited 60 s for another one") == 1
+    time.sleep(120)
+    assert job.log.read_text().count(line) == said + 1
     assert job.child.poll() is None
-    assert len(read_metrics(out)) == done < STEPS, "the run waits and loses nobody"
+    assert len(read_metrics(out)) <= done + 1 < STEPS, "the run waits for it"
     stopped.send_signal(signal.SIGCONT)
-    assert job.end(300) == 0, job.log.read_text()
+    assert job.end(900) == 0, job.log.read_text()
     assert not job.orphans()
     assert "resumed after step" not in job.log.read_text(), "it was not started again"
     assert_equal(weights(out), weights(home / "undisturbed"))
