@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +68,8 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     # Leave by an exception, so that half-written files are cleaned away.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    # One line, as for errors: where in the code a warning comes from tells a user nothing.
+    warnings.formatwarning = lambda message, *_: f"cbml: warning: {message}\n"
     try:
         _program()([word for word in words if word != "--debug"])
     except Exception as error:

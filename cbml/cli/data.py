@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from cbml.cli import program_name
+
 verb = typer.Typer(
     help="Check, list and download datasets.", no_args_is_help=True, rich_markup_mode=None
 )
@@ -84,7 +86,7 @@ def _check(
     report = check(splits, workers=workers, progress=reporter("images read"))
     first = FIRST_RUNS["cpu"]
     answer = report.as_dict() | {
-        "next": _next_command(path, report.as_dict(), options),
+        "next": _next_command(path, known_as, report.as_dict(), options),
         "minutes": first.get(path, first["folder"]).minutes,
     }
     if sheet is not None:
@@ -177,9 +179,15 @@ def _write_bad(path: Path, bad: list[tuple[str, str]]) -> None:
     listed.write(path)
 
 
-def _next_command(path: str, answer: dict[str, Any], options: dict[str, Any]) -> str:
+def _next_command(
+    path: str, known_as: str | None, answer: dict[str, Any], options: dict[str, Any]
+) -> str:
     """The command line to try next; without labels, the one that needs none."""
-    words = ["cbml", "train", shlex.quote(path)]
+    words = [program_name(), "train", shlex.quote(path)]
+    if known_as is not None:
+        words.append(f"--as {known_as}")
+    if answer["record"].get("partial"):
+        words.append("--allow-partial")
     if not answer["class_sizes"]:
         words.append("--labels names" if "name_pattern" in answer["record"] else "--labels none")
     given = {name: value for name, value in options.items() if name != "seed" and value is not None}
@@ -203,15 +211,15 @@ def _print_report(answer: dict[str, Any]) -> None:
         line = f"  {name:<11}{count['images']:>9,} images"
         if name in answer["class_sizes"]:
             sizes = answer["class_sizes"][name]
-            line += (
-                f" {count['classes']:>7,} classes of {sizes['smallest']} to {sizes['largest']}, "
-                f"median {sizes['median']:g}"
-            )
+            line += f" {count['classes']:>7,} classes of {sizes['smallest']:,}"
+            if sizes["smallest"] < sizes["largest"]:
+                line += f" to {sizes['largest']:,}, median {sizes['median']:g}"
         print(line)
     for note in record.get("notes", []):
         print(f"  {note}")
+    uneven = len({*answer["largest"].values(), *answer["smallest"].values()}) > 1
     for which in ("largest", "smallest"):
-        if answer[which]:
+        if uneven:
             named = ", ".join(f"{name} ({count:,})" for name, count in answer[which].items())
             print(f"  {which} classes: {named}")
     if answer["image_sizes"]:

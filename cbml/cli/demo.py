@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cbml.cli import program_name
+
 if TYPE_CHECKING:
     from cbml.models import Embedder
     from cbml.runs import Demonstration
@@ -87,8 +89,8 @@ def _make_gallery(model: "Embedder", run: Path, folder: Path) -> None:
 def _print_end(found: "Demonstration") -> None:
     print(found.sentence)
     print(f"All of it in one page:  {found.folder / 'report.html'}")
-    gallery = shlex.quote(str(found.folder / "gallery"))
+    program, gallery = program_name(), shlex.quote(str(found.folder / "gallery"))
     print("Try next:")
-    print(f"  cbml serve {gallery} --open    # search by clicking")
-    print(f"  cbml search {gallery} --id {found.example}    # or from here")
-    print("  cbml train my-images/    # a folder of your own, with a subfolder for each class")
+    print(f"  {program} serve {gallery} --open    # search by clicking")
+    print(f"  {program} search {gallery} --id {found.example}    # or from here")
+    print(f"  {program} train my-images/    # your own images, with a subfolder for each class")

@@ -2,15 +2,16 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cbml.cli import OwnBackbone
+from cbml.cli import OwnBackbone, program_name
 
 if TYPE_CHECKING:
-    from cbml.gallery import BuildResult, BuildSettings
+    from cbml.gallery import BuildResult, BuildSettings, ImageRef
 
 
 def verb(
@@ -64,6 +65,14 @@ def verb(
             metavar="FILE.csv", help="Write groups of near-duplicate images to this file."
         ),
     ] = None,
+    label_from: Annotated[
+        str | None,
+        typer.Option(help="Pattern of file names that hold the labels, '{label}_{n}', or auto."),
+    ] = None,
+    path_column: Annotated[str | None, typer.Option(help="A table's column of the files.")] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="A table's column of the labels.")
+    ] = None,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
     ] = False,
@@ -72,9 +81,9 @@ def verb(
 ) -> None:
     """Make a gallery of images, or bring one up to date.
 
-    Labels are taken from subfolders, where there are any. Run it again whenever images have been
-    added, deleted or changed: only new and changed files are embedded. Ctrl-C is safe; the same
-    command resumes where it stopped.
+    Folders are read as cbml train reads them: the labels are the subfolders, below train, test and
+    the like. Run it again whenever images have been added, deleted or changed: only new and
+    changed files are embedded. Ctrl-C is safe; the same command resumes where it stopped.
 
     \b
     Examples:
@@ -83,7 +92,7 @@ def verb(
       cbml index --out gallery --remove "cats/blurred.jpg"
     """
     from cbml.evaluation import evaluate
-    from cbml.gallery import BuildSettings, remove_images, write_near_duplicates
+    from cbml.gallery import BuildSettings, list_images, remove_images, write_near_duplicates
     from cbml.runs import use_backbone
 
     use_backbone(backbone)
@@ -99,7 +108,15 @@ def verb(
             token=os.environ.get("CBML_STORE_TOKEN"),
             rebuild=rebuild,
         )
-        built = _build(run, images, out, split, allow_partial, settings)
+        refs = list_images(
+            images,
+            split=split,
+            allow_partial=allow_partial,
+            label_from=label_from,
+            path_column=path_column,
+            label_column=label_column,
+        )
+        built = _build(run, refs, out, settings)
     else:
         raise typer.BadParameter("give RUN and IMAGES, or --remove NAME")
     groups = None if near_duplicates is None else write_near_duplicates(near_duplicates, out)
@@ -111,20 +128,12 @@ def verb(
         print(f"  {groups:,} groups of near-duplicates: {near_duplicates}")
 
 
-def _build(
-    run: str,
-    images: str,
-    out: Path,
-    split: Literal["all", "train", "test"],
-    allow_partial: bool,
-    settings: "BuildSettings",
-) -> "BuildResult":
+def _build(run: str, refs: "list[ImageRef]", out: Path, settings: "BuildSettings") -> "BuildResult":
     from cbml.bayes import MatchProbability
     from cbml.evaluation import evaluate
-    from cbml.gallery import build, list_images
+    from cbml.gallery import build
     from cbml.runs import open_model, training_paths
 
-    refs = list_images(images, split=split, allow_partial=allow_partial)
     calibration = Path(run) / "calibration.json"
     return build(
         open_model(run),
@@ -145,7 +154,8 @@ def _print_result(out: Path, built: "BuildResult") -> None:
         f"{built.removed:,} removed"
     )
     if built.duplicates:
-        print(f"  {built.duplicates:,} have the same content as another one")
+        verb = "has" if built.duplicates == 1 else "have"
+        print(f"  {built.duplicates:,} of them {verb} the same content as another one")
     if built.bad:
         print(f"  {len(built.bad):,} files cannot be read: {out / 'bad_images.csv'}")
-    print(f"  look at it:  cbml serve {out}")
+    print(f"  look at it:  {program_name()} serve {shlex.quote(str(out))} --open")

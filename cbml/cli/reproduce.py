@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cbml.experiments import Entry, Job, JobCounts, Plan, Sources
+    from cbml.experiments import Cost, Entry, Job, JobCounts, Plan, Sources
 
 
 def verb(
@@ -186,27 +186,49 @@ def _list(
     as_json: bool,
 ) -> None:
     """One line for each table, or for each row of one table."""
-    from cbml.experiments import FIGURE_TABLES, TABLES, Plan, find_table, row_cost, table_rows
+    from cbml.experiments import FIGURE_TABLES, LEADERBOARD, TABLES
+    from cbml.progress import duration
 
     entries: list[dict[str, Any]] = []
-    asked = data or ("emoji" if scale == "laptop" else None)
-    known = [*TABLES.values(), *FIGURE_TABLES.values()]
-    for entry in known if table is None else (find_table(table),):
-        rows = table_rows(Plan(table=entry, scale=scale, data=asked, only=only))
-        costs = [(row.label(scale), row_cost(row, scale)) for row in rows]
+    for name in [*TABLES, *FIGURE_TABLES, LEADERBOARD] if table is None else [table]:
+        title, costs = _listed(name, scale, data, only)
         needs = [{"row": label, "needs": c.needs, "hours": c.hours} for label, c in costs]
-        entries.append({"table": entry.name, "title": entry.title, "scale": scale, "rows": needs})
+        size = "laptop" if name == LEADERBOARD else scale
+        entries.append({"table": name, "title": title, "scale": size, "rows": needs})
         if as_json:
             continue
         hours = sum(cost.hours for _, cost in costs)
-        print(f"{entry.name:<18} {len(rows):>3} rows, {hours:>7.1f} h a seed  {entry.title}")
+        rows = f"{len(costs):>3} {'row, ' if len(costs) == 1 else 'rows,'}"
+        print(f"{name:<18} {rows} {duration(3600 * hours):>10} a seed  {title}")
         if table is not None:
             for label, cost in costs:
                 print(f"  {label:<44} {cost}")
     if as_json:
         print(json.dumps(entries, ensure_ascii=False))
-    elif table is None:
-        print(f"{'leaderboard':<18} every loss and method under one frozen protocol")
+
+
+def _listed(
+    table: str, scale: Literal["laptop", "full"], data: str | None, only: tuple[str, ...]
+) -> "tuple[str, list[tuple[str, Cost]]]":
+    """The title of a table, its rows and what each needs."""
+    from cbml.experiments import (
+        LEADERBOARD,
+        LEADERBOARD_TITLE,
+        Plan,
+        entry_cost,
+        find_entries,
+        find_table,
+        row_cost,
+        table_rows,
+    )
+
+    if table == LEADERBOARD:
+        entries = find_entries(only)
+        return LEADERBOARD_TITLE, [(one.name, entry_cost(one, data or "emoji")) for one in entries]
+    found = find_table(table)
+    asked = data or ("emoji" if scale == "laptop" else None)
+    rows = table_rows(Plan(table=found, scale=scale, data=asked, only=only))
+    return found.title, [(row.label(scale), row_cost(row, scale)) for row in rows]
 
 
 def _search(

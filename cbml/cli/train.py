@@ -36,6 +36,10 @@ def verb(
     label_from: Annotated[
         str | None, typer.Option(help="Pattern of file names, such as '{label}_{n}'.")
     ] = None,
+    known_as: Annotated[
+        str | None,
+        typer.Option("--as", help="The dataset it is, when it is not recognized; or folder."),
+    ] = None,
     split: Annotated[
         Literal["stated", "classes"] | None,
         typer.Option(help="Use the data's own splits, or split it anew by class."),
@@ -46,6 +50,9 @@ def verb(
     label_column: Annotated[
         str | None, typer.Option(help="Column of a table that holds the labels.")
     ] = None,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Accept a dataset that is not complete.")
+    ] = False,
     clusters: Annotated[
         int | None,
         typer.Option(help="For --labels none; by default one cluster for every four images."),
@@ -125,9 +132,11 @@ def verb(
     named = {
         "labels": None if labels == "names" else labels,
         "label_from": label_from or ("auto" if labels == "names" else None),
+        "known_as": known_as,
         "split": split,
         "path_column": path_column,
         "label_column": label_column,
+        "allow_partial": allow_partial or None,
         "clusters": clusters,
         "loss": loss,
         "method": method,
@@ -259,9 +268,10 @@ def _print_result(result: "RunResult", as_json: bool) -> None:
 def _print_next(result: "RunResult") -> None:
     """Where the result is, and the lines to copy that lead on."""
     from cbml.cli import program_name
+    from cbml.runs import images_to_index
 
     program, run = program_name(), shlex.quote(str(result.folder))
-    images = shlex.quote(result.config.data.source)
+    images = images_to_index(result.config)
     gallery = shlex.quote(str(result.folder / "gallery"))
     if (result.folder / "report.html").exists():
         print(f"  look at it:  {result.folder / 'report.html'}")

@@ -27,6 +27,7 @@ from .downloads import Download as Download
 from .downloads import cache_folder as cache_folder
 from .downloads import download as download
 from .downloads import get as get
+from .folder import folder_images as folder_images
 from .image_dataset import ImageDataset as ImageDataset
 from .image_dataset import Splits as Splits
 from .packed import PackedDataset as PackedDataset

@@ -17,7 +17,7 @@ from cbml.data.discovery import class_folders, locate, open_source
 from cbml.data.folder import Labels, SplitBy, folder
 from cbml.data.image_dataset import Splits
 from cbml.data.spec import DatasetSpec
-from cbml.data.table import TABLE_SUFFIXES, table
+from cbml.data.table import TABLE_SUFFIXES, find_table, table
 from cbml.errors import BadData, nearest
 
 __all__ = [
@@ -138,8 +138,16 @@ def _official_classes(root: Path) -> dict[str, int]:
 
 
 def _hints(source: Path | str) -> list[str]:
-    """A sentence where the folders are named as the classes of a benchmark, but not all of them."""
-    return [
+    """What else the folder may be: a part of a benchmark, or the images of a table in it."""
+    table_here = find_table(open_source(source))
+    tables = []
+    if table_here is not None:
+        path, count = table_here
+        tables.append(
+            f"{path.name} has labels for {count:,} of these images; to use them, give {path} "
+            "instead of the folder"
+        )
+    return tables + [
         f"{count} of {DATASETS[name].num_classes:,} classes of {DATASETS[name].title} are here; "
         f"--as {name} splits them by its protocol"
         for name, count in _official_classes(open_source(source)).items()

@@ -1,6 +1,7 @@
 """Your own folder of images: classes by folder or by file name, with splits or without."""
 
 import re
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,27 +61,69 @@ def folder(
         if found is not None:
             return _made(found, test, validation, seed, split)
     masks = find_masks(root, folders)
-    kept = {below: paths for below, paths in folders.items() if below not in masks}
-    inner = _inner(root, kept)
-    found, beside = _found(inner, kept)
+    found, beside = _found(*_without(masks, root, folders))
+    found.root = root
     if named:
-        stated = None if label_from == "auto" else label_from
-        pattern = stated or find_pattern(found.paths)
-        if pattern is None:
-            raise BadData(f"{root}: the file names follow no known pattern; state it: --label-from")
-        found.classes = labels_from_names(found.paths, pattern)
-        found.layout = f"labels in file names, {pattern}"
-    splits = _split_up(
-        inner, found, named, test=test, validation=validation, seed=seed, split=split
-    )
-    left_out = {below: f"masks ({why})" for below, why in masks.items()}
-    left_out |= dict.fromkeys(beside, "beside the splits")
-    _note_left_out(splits, root, folders, left_out)
+        _name_classes(found, label_from)
+    splits = _split_up(found, named, test=test, validation=validation, seed=seed, split=split)
+    left_out = masks | dict.fromkeys(beside, "beside the splits")
+    splits.record["left_out"] = [
+        {"folder": below.relative_to(root).as_posix(), "images": len(folders[below]), "reason": why}
+        for below, why in left_out.items()
+    ]
+    splits.record["notes"] += _left_out(root, folders, left_out)
     return splits
 
 
+def folder_images(path: Path | str, *, label_from: str | None = None) -> Found:
+    """All images of a folder with the classes that `folder` reads, "" where there are none.
+
+    Splits are joined, and what lies beside them is kept; a warning names folders of masks, which
+    are left out.
+
+    Args:
+        path: As for `folder`.
+        label_from: As for `folder`.
+    """
+    root = open_source(path)
+    folders = dict(image_folders(root))
+    if not folders:
+        raise no_images(root)
+    if find_metadata(root) and label_from is None:
+        found = metadata_splits(root)
+        if found is not None:
+            return found
+    masks = find_masks(root, folders)
+    found, beside = _found(*_without(masks, root, folders))
+    for below in beside:
+        found.add_all(folders[below], below.relative_to(found.root).as_posix(), "")
+    if found.root != root and not any(found.classes):  # a single folder, and still a label
+        found.classes = [found.root.name] * len(found.paths)
+    if label_from is not None:
+        _name_classes(found, label_from)
+    for line in _left_out(root, folders, masks):
+        warnings.warn(f"{root}: {line}", stacklevel=2)
+    return found
+
+
+def _without(masks: Mapping[Path, str], root: Path, folders: Folders) -> tuple[Path, Folders]:
+    """The folders that hold no masks, and the folder below which all of them lie."""
+    kept = {below: paths for below, paths in folders.items() if below not in masks}
+    return _inner(root, kept), kept
+
+
+def _name_classes(found: Found, label_from: str | None) -> None:
+    """Take the classes from the file names instead, by the pattern, or by one that is found."""
+    pattern = find_pattern(found.paths) if label_from in (None, "auto") else label_from
+    if pattern is None:
+        raise BadData(
+            f"{found.root}: the file names follow no known pattern; state it: --label-from"
+        )
+    found.classes = labels_from_names(found.paths, pattern)
+    found.layout = f"labels in file names, {pattern}"
+
+
 def _split_up(
-    root: Path,
     found: Found,
     named: bool,
     *,
@@ -96,11 +139,11 @@ def _split_up(
     if len(bare) < len(found.paths) or set(found.splits) != {""}:
         hint = f"take labels from file names ({pattern}): --labels names" if pattern else ""
         raise BadData(
-            f"{bare[0].parent}: holds {len(bare)} images beside class folders, such as "
-            f"{bare[0].name}; put every image into a class folder, "
+            f"{bare[0].parent}: holds {len(bare):,} {_images(len(bare))} beside class folders, "
+            f"such as {bare[0].name}; put every image into a class folder, "
             f"{hint or 'or learn without labels: --labels none'}"
         )
-    splits = unlabeled_splits("folder", root, "a flat folder", bare)
+    splits = unlabeled_splits("folder", found.root, "a flat folder", bare)
     if pattern is not None:
         names = sorted(set(labels_from_names(bare, pattern))) if _all_match(bare, pattern) else []
         splits.record["name_pattern"] = pattern
@@ -172,20 +215,25 @@ def _inner(root: Path, folders: Folders) -> Path:
     return root
 
 
-def _note_left_out(
-    splits: Splits, root: Path, folders: Folders, left_out: Mapping[Path, str]
-) -> None:
-    rows = [
-        {"folder": below.relative_to(root).as_posix(), "images": len(folders[below]), "reason": why}
-        for below, why in left_out.items()
-    ]
-    splits.record["left_out"] = rows
-    for row in rows[:_SHOWN]:
-        splits.record["notes"].append(
-            f"left out: {row['folder']}, {row['images']:,} images, {row['reason']}"
-        )
-    if rows[_SHOWN:]:
-        splits.record["notes"].append(f"left out: {len(rows) - _SHOWN:,} more folders")
+def _left_out(root: Path, folders: Folders, left_out: Mapping[Path, str]) -> list[str]:
+    """A line for each folder that was left out; one for all below a folder that keeps none."""
+    kept = [below for below in folders if below not in left_out]
+    above = {place for below in kept for place in (below, *below.parents)}
+    groups: dict[tuple[Path, str], list[Path]] = defaultdict(list)
+    for below, why in left_out.items():
+        groups[below if below.parent in above else below.parent, why].append(below)
+    lines = []
+    for (folder, why), members in groups.items():
+        images = sum(len(folders[below]) for below in members)
+        inside = f" in {len(members)} folders" if len(members) > 1 else ""
+        name = (members[0] if len(members) == 1 else folder).relative_to(root).as_posix()
+        lines.append(f"left out: {name}, {images:,} {_images(images)}{inside}, {why}")
+    more = [f"left out: {len(lines) - _SHOWN:,} more folders"] if lines[_SHOWN:] else []
+    return lines[:_SHOWN] + more
+
+
+def _images(count: int) -> str:
+    return "image" if count == 1 else "images"
 
 
 # Labels that are part of file names, such as Abyssinian_12.jpg or 0001_c1_000151.jpg.
@@ -298,7 +346,7 @@ def find_masks(root: Path, folders: Mapping[Path, list[Path]]) -> dict[Path, str
         if reasons and _few_values(paths):
             reasons.append("few values")
         if len(reasons) > 1:
-            found[folder] = ", ".join(reasons)
+            found[folder] = f"masks ({', '.join(reasons)})"
     return found if len(found) < len(folders) else {}
 
 

@@ -1,5 +1,6 @@
 """Your own table of images: CSV, JSON lines or Parquet with paths and, where known, labels."""
 
+import contextlib
 import csv
 import io
 import json
@@ -106,6 +107,19 @@ def find_metadata(root: Path) -> dict[str, Path]:
             if split not in found and os.path.isfile(folder / f"metadata{suffix}"):
                 found[split] = folder / f"metadata{suffix}"
     return found
+
+
+def find_table(root: Path) -> tuple[Path, int] | None:
+    """A table at the top of a folder that labels images of it, and how many; None without one."""
+    for source in sorted(root.iterdir()):
+        if source.suffix.lower() not in TABLE_SUFFIXES or source.stem == "metadata":
+            continue
+        with contextlib.suppress(BadData, MissingExtra):
+            columns = _known(source, _read(source), None, None)
+            here = sum(os.path.lexists(root / name) for name in columns["path"])
+            if "label" in columns and 2 * here > len(columns["path"]):
+                return source, here
+    return None
 
 
 def metadata_splits(root: Path) -> Found | None:

@@ -4,7 +4,9 @@ from .figures import draw_figure as draw_figure
 from .jobs import Job as Job
 from .jobs import read_records as read_records
 from .leaderboard import LEADERBOARD as LEADERBOARD
+from .leaderboard import LEADERBOARD_TITLE as LEADERBOARD_TITLE
 from .leaderboard import Entry as Entry
+from .leaderboard import entry_cost as entry_cost
 from .leaderboard import find_entries as find_entries
 from .leaderboard import leaderboard_markdown as leaderboard_markdown
 from .leaderboard import run_leaderboard as run_leaderboard
@@ -20,6 +22,7 @@ from .running import JobCounts as JobCounts
 from .running import run_jobs as run_jobs
 from .search import parse_ranges as parse_ranges
 from .search import search_row as search_row
+from .sources import Cost as Cost
 from .sources import Sources as Sources
 from .sources import row_cost as row_cost
 from .studies import FIGURE_TABLES as FIGURE_TABLES

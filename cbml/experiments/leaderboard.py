@@ -5,6 +5,7 @@ library do not change it. Each entry tries the same few learning rates for a few
 held-out training classes; one full run at the best of them is scored on the test classes.
 """
 
+import dataclasses
 import fnmatch
 import functools
 import json
@@ -13,19 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cbml.data import find_dataset
 from cbml.errors import BadData
 from cbml.experiments.jobs import Job, Record, read_records, records_file
 from cbml.experiments.plans import best_learning_rate
 from cbml.experiments.rendering import Estimate, estimate
 from cbml.experiments.rows import DATA_NAMES
 from cbml.experiments.running import JobCounts, run_jobs
-from cbml.experiments.sources import Sources
+from cbml.experiments.sources import Cost, Sources, config_cost
 from cbml.losses import LOSSES
 from cbml.methods import METHODS
 from cbml.runs import RunConfig
 from cbml.training import Callback
 
 LEADERBOARD = "leaderboard"
+LEADERBOARD_TITLE = "Every loss and method under one frozen protocol"
 # Settings in which entries differ; in all others a record must agree with the protocol.
 _OWN = {
     *("seed", "learning_rate", "loss", "loss_options", "method", "method_options", "parameters"),
@@ -134,6 +137,26 @@ def find_entries(
         names = ", ".join(entry.name for entry in known)
         raise BadData(f"--only {' '.join(only)}: matches no entry; the entries are {names}")
     return fits + own
+
+
+def entry_cost(entry: Entry, data: str) -> Cost:
+    """What an entry needs and about how long it takes: its trials, where they belong, and a run.
+
+    What a method computes besides the network's passes is not counted.
+
+    Args:
+        entry: One that `find_entries` gives.
+        data: Name of the dataset.
+    """
+    protocol = read_protocol()
+    find_dataset(data)  # the error has the nearest name
+    config = protocol.config_of(entry, data, protocol.learning_rates[0], seed=0)
+    full = config_cost(config, data, "laptop")
+    if data != protocol.trial_data:
+        return full
+    short = config.replace(training={"steps": protocol.trial_steps})
+    trial = config_cost(short, data, "laptop").hours
+    return dataclasses.replace(full, hours=full.hours + len(protocol.learning_rates) * trial)
 
 
 def plan_leaderboard_trials(entry: Entry, protocol: Protocol) -> list[Job]:

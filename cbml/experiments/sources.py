@@ -180,17 +180,27 @@ def row_cost(row: Row, scale: Scale) -> Cost:
         row: The row of a table.
         scale: Scale of the run, "full" or "laptop".
     """
-    config = row_config(row, scale)
+    return config_cost(row_config(row, scale), row.data, scale)
+
+
+def config_cost(config: RunConfig, data: str, scale: Scale) -> Cost:
+    """What a run needs and costs, before it is run.
+
+    Args:
+        config: The run's config.
+        data: Name of its dataset.
+        scale: Of the machine that it is meant for, "full" or "laptop".
+    """
     steps = config.training.steps or 0
     validations = steps // config.training.validate_every if config.training.validate_every else 0
-    counts = {split: images for split, (images, _) in DATASETS[row.data].counts.items()}
+    counts = {split: images for split, (images, _) in DATASETS[data].counts.items()}
     trained = counts.pop("train")
     held, tested = config.data.validation * trained, sum(counts.values())
     forward = _FORWARD[config.model.backbone] * (config.model.crop / 224) ** 2
     training = steps * _batch(config) * _TRAINING_COST
     work = training + (validations * held + tested) * _FORWARD_COST
     hours = work * forward / _SPEEDS[scale] / 3600
-    return Cost(f"{_images(row.data)}, {_weights(config)}", hours, _DEVICES[scale])
+    return Cost(f"{_images(data)}, {_weights(config)}", hours, _DEVICES[scale])
 
 
 def _batch(config: RunConfig) -> float:

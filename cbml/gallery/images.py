@@ -12,9 +12,8 @@ from cbml.data import (
     ImageDataset,
     Splits,
     datasets,
-    image_folders,
+    folder_images,
     load,
-    no_images,
     open_source,
     recognize,
 )
@@ -69,27 +68,51 @@ class GalleryImage:
 
 
 def list_images(
-    source: Path | str, *, split: Split = "all", allow_partial: bool = False
+    source: Path | str,
+    *,
+    split: Split = "all",
+    allow_partial: bool = False,
+    label_from: str | None = None,
+    path_column: str | None = None,
+    label_column: str | None = None,
 ) -> list[ImageRef]:
     """The images of a folder, an archive, a table or a dataset known by name.
 
-    In a folder the label of an image is the path of its subfolder; images beside subfolders have
-    none.
+    A folder is read as `cbml train` reads it: the label of an image is the path of its subfolder,
+    below train, test and the like; images beside subfolders have none, and masks are left out.
 
     Args:
         source: Anything that `cbml data check` takes.
         split: "train" and "test" are the halves that `cbml train` makes of it.
         allow_partial: Accept a dataset that is not complete.
+        label_from: Pattern of the file names, such as "{label}_{n}", where they hold the labels;
+            "auto" recognizes it.
+        path_column: A table's column of the files, where it has an unusual name.
+        label_column: A table's column of the labels, where it has an unusual name.
     """
     if split not in SPLITS:
         raise BadData(f"split {split!r}: use one of {', '.join(SPLITS)}")
     kind = recognize(source)
     if kind == "folder" and split == "all":
-        return _in_folder(open_source(source))
+        return _in_folder(open_source(source).absolute(), label_from)
     if kind == "table" and split == "all":  # few classes are enough where nothing is split
-        splits = datasets.table(source, test=0, validation=0, allow_partial=allow_partial)
+        splits = datasets.table(
+            source,
+            test=0,
+            validation=0,
+            allow_partial=allow_partial,
+            path_column=path_column,
+            label_column=label_column,
+        )
     else:
-        splits = load(source, kind, allow_partial=allow_partial)
+        splits = load(
+            source,
+            kind,
+            allow_partial=allow_partial,
+            label_from=label_from,
+            path_column=path_column,
+            label_column=label_column,
+        )
     return _named(_of_split(splits, split, str(source)))
 
 
@@ -103,16 +126,13 @@ def write_bad_images(path: Path, bad: tuple[tuple[str, str], ...]) -> None:
     write_csv(path, ["path", "reason"], bad)
 
 
-def _in_folder(root: Path) -> list[ImageRef]:
-    root = root.absolute()
-    found: list[ImageRef] = []
-    for folder, paths in image_folders(root):
-        label = None if folder == root else shown(folder.relative_to(root).as_posix())
-        for path in paths:
-            found.append(ImageRef(str(path), shown(path.relative_to(root).as_posix()), label))
-    if not found:
-        raise no_images(root)
-    return found
+def _in_folder(root: Path, label_from: str | None) -> list[ImageRef]:
+    found = folder_images(root, label_from=label_from)
+    refs = [
+        ImageRef(str(path), shown(path.relative_to(root).as_posix()), shown(label) or None)
+        for path, label in zip(found.paths, found.classes, strict=True)
+    ]
+    return sorted(refs, key=lambda ref: ref.path)
 
 
 def _of_split(splits: Splits, split: Split, source: str) -> ImageDataset:

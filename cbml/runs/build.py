@@ -58,6 +58,7 @@ def load_splits(config: RunConfig) -> Splits:
     chosen_on_test = data.model_selection == "test"
     splits = load(
         data.source,
+        data.known_as,
         validation=0.0 if chosen_on_test else data.validation,
         seed=config.training.seed,
         allow_partial=data.allow_partial,

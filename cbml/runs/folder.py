@@ -1,6 +1,7 @@
 """What a run folder holds: its config and its model."""
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,19 @@ def recorded_config(folder: Path, *, allow_code: bool = True) -> RunConfig:
         allow_code: As for `RunConfig.from_dict`: False where the config will be trained with.
     """
     return RunConfig.from_dict(read_record(folder).get("config", {}), allow_code=allow_code)
+
+
+def images_to_index(config: RunConfig) -> str:
+    """The words after `cbml index RUN` that name a run's own images, read as the run read them.
+
+    Args:
+        config: The run's config.
+    """
+    data = config.data
+    named = {"label-from": data.label_from, "path-column": data.path_column}
+    named |= {"label-column": data.label_column}
+    options = [f"--{key} {shlex.quote(text)}" for key, text in named.items() if text]
+    return " ".join([shlex.quote(data.source), *options])
 
 
 @contextlib.contextmanager

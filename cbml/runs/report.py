@@ -25,6 +25,7 @@ from cbml.report import (
     write_page,
     write_run_page,
 )
+from cbml.runs.folder import images_to_index, recorded_config
 from cbml.training import Callback, embed_dataset, read_metrics, read_record
 
 # Enough for smooth histograms; all pairs of them fit into a few dozen megabytes.
@@ -82,7 +83,7 @@ def report_run(
         calibration=calibration,
         calibration_note=note,
         next_commands=(
-            f"cbml index {name} IMAGES --out gallery",
+            f"cbml index {name} {images_to_index(recorded_config(folder))} --out gallery",
             "cbml serve gallery --open",
             f"cbml analyze {name}",
         ),

@@ -35,6 +35,8 @@ class DataConfig(Section):
             every image a class of its own, whose members are its crops.
         label_from: Pattern of the file names where the classes are part of them, such as
             "{label}_{n}"; "auto" recognizes it.
+        known_as: Name of the dataset that the source is, where it is not recognized; "folder" or
+            "table" for what only resembles one.
         split: "stated" takes the splits that a folder or table states; "classes" keeps the classes
             apart instead.
         path_column: A table's column of the files, where it has an unusual name.
@@ -51,6 +53,7 @@ class DataConfig(Section):
     source: str = ""
     labels: Literal["known", "none", "each"] = "known"
     label_from: str | None = None
+    known_as: str | None = None
     split: Literal["stated", "classes"] = "stated"
     path_column: str | None = None
     label_column: str | None = None

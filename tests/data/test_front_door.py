@@ -14,11 +14,13 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from cbml.cli import main
+from cbml.cli import main, program_name
 from cbml.data import ImageDataset, Splits, check, datasets, load, load_anyway, read_image
 from cbml.data.folder import find_pattern
 from cbml.data.splits import hold_out_images
 from cbml.errors import BadData
+from cbml.gallery import list_images
+from cbml.runs import RunConfig, load_splits
 from tests.data.image_files import save_image
 
 
@@ -324,7 +326,7 @@ def test_check_never_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     table = tmp_path / "t.csv"
     table.write_text("path,label\nnowhere.png,a\n")
     for source, problem in [
-        (stray, "holds 1 images beside class folders"),
+        (stray, "holds 1 image beside class folders"),
         (tmp_path / "empty", "no images found"),
         (table, "1 of 1 files are missing: row 1"),
     ]:
@@ -333,7 +335,7 @@ def test_check_never_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert not ended.value.code
         shown = capsys.readouterr().out
         assert problem in shown
-        assert f"next:  cbml train {source}" in shown
+        assert f"next:  {program_name()} train {source}" in shown
 
 
 def test_what_a_benchmark_lacks_is_named(
@@ -425,9 +427,6 @@ def test_long_names_and_folders_for_files(tmp_path: Path) -> None:
 
 
 def test_train_reads_folders_as_check_does(tmp_path: Path) -> None:
-    from cbml.runs import RunConfig
-    from cbml.runs.build import load_splits
-
     pets(tmp_path / "pets")
     named = load_splits(RunConfig({"source": str(tmp_path / "pets"), "label_from": "auto"}))
     assert "pug" in classes(named.train) | classes(named.validation) | classes(named.test)
@@ -435,3 +434,50 @@ def test_train_reads_folders_as_check_does(tmp_path: Path) -> None:
     config = RunConfig({"source": str(tmp_path / "grocery"), "split": "classes"})
     assert load_splits(config).record["scores_for"] == "unseen classes"
     assert load_splits(config.replace(data={"split": "stated"})).record["shared_classes"] == 4
+
+
+def test_a_gallery_labels_images_as_training_does(tmp_path: Path) -> None:
+    labels = {one.name: one.label for one in list_images(grocery(tmp_path / "grocery"))}
+    assert labels["dataset/train/Fruit/Kiwi/0train.png"] == "Fruit/Kiwi"
+    assert labels["dataset/test/Fruit/Kiwi/0test.png"] == "Fruit/Kiwi"
+    assert labels["dataset/iconic/0.png"] == "dataset/iconic", "beside the splits, and kept"
+    with pytest.warns(UserWarning, match="left out: annotations/trimaps, 24 images, masks"):
+        found = list_images(pets(tmp_path / "pets"), label_from="auto")
+    assert {one.label for one in found} >= {"Abyssinian", "saint_bernard"}
+    assert len(found) == 24, "no masks"
+
+
+def test_masks_in_folders_of_their_own_are_one_line(tmp_path: Path) -> None:
+    names = [f"{kind}/{n}{kind}" for kind in ("cat", "dog", "cow", "pig") for n in range(3)]
+    save_all(tmp_path, [f"data/images/{name}.jpg" for name in names])
+    for name in names:
+        save_mask(tmp_path / "data" / "masks" / f"{name}.png")
+    splits = load(tmp_path, validation=0)
+    assert classes(splits.train) | classes(splits.test) == {"cat", "dog", "cow", "pig"}
+    assert len(splits.record["left_out"]) == 4
+    assert notes(splits).count("left out") == 1
+    assert "left out: data/masks, 12 images in 4 folders, masks (" in notes(splits)
+
+
+def test_a_table_beside_its_images_is_pointed_to(tmp_path: Path) -> None:
+    save_all(tmp_path, [f"photos/{n}.png" for n in range(4)])
+    rows = [f"photos/{n}.png;{'ab'[n % 2]}" for n in range(4)]
+    (tmp_path / "list.csv").write_text("\n".join(["file;kind", *rows]))
+    assert "has labels" not in notes(load(tmp_path)), "no column of that table is a known one"
+    (tmp_path / "list.csv").write_text("\n".join(["file;class", *rows]))
+    wanted = f"list.csv has labels for 4 of these images; to use them, give {tmp_path / 'list.csv'}"
+    assert wanted in notes(load(tmp_path))
+
+
+def test_what_resembles_a_benchmark_is_trained_on_as_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ["001.Black_footed_Albatross", "101.White_Pelican"]:
+        save_all(tmp_path, [f"{name}/{n}.png" for n in range(4)])
+    with pytest.raises(SystemExit):
+        main(["data", "check", str(tmp_path), "--as", "cub"])
+    assert f"train {tmp_path} --as cub --allow-partial" in capsys.readouterr().out
+    config = RunConfig({"source": str(tmp_path), "known_as": "cub", "allow_partial": True})
+    splits = load_splits(config)
+    assert splits.record["dataset"] == "cub"
+    assert classes(splits.test) == {"101.White_Pelican"}

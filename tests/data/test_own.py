@@ -111,7 +111,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
         datasets.folder(tmp_path)
     image_dataset(tmp_path, classes=3)
     save_image(tmp_path / "stray.png", 1)
-    with pytest.raises(BadData, match=r"holds 1 images beside class folders, such as stray.png"):
+    with pytest.raises(BadData, match=r"holds 1 image beside class folders, such as stray.png"):
         datasets.folder(tmp_path)
     (tmp_path / "text.rtf").write_text("x")
     with pytest.raises(BadData, match="neither a folder nor an archive"):

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from cbml.cli import main
-from cbml.experiments import FIGURE_TABLES, Job, read_records, search
+from cbml.experiments import FIGURE_TABLES, Job, find_entries, read_records, search
 from cbml.experiments.plans import LEARNING_RATES as RATES
 
 SMALL = [
@@ -142,12 +142,24 @@ def test_curves_of_several_networks_are_drawn_apart(root: Path, tmp_path: Path) 
 def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["reproduce", "--list", "--scale", "full", "--json"]) == 0
     tables = {entry["table"]: entry["rows"] for entry in json.loads(capsys.readouterr().out)}
-    assert len(tables) == 15 + 5, "13 of the paper, two studies and five figures"
+    assert len(tables) == 15 + 5 + 1, "13 of the paper, two studies, five figures, leaderboard"
     (row,) = [row for row in tables["pseudo-scratch"] if row["row"].startswith("ResNet-18 CBML")]
     assert "images of SOP" in row["needs"]
     assert "no weights" in row["needs"]
     assert run(["reproduce", "--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(tables) + 1, "one line for each table"
+    assert len(capsys.readouterr().out.splitlines()) == len(tables), "one line for each table"
+
+
+def test_the_leaderboard_is_listed_with_its_entries(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "leaderboard", "--data", "emoji", "--list", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    rows = {row["row"]: row for row in found["rows"]}
+    assert list(rows) == [entry.name for entry in find_entries()]
+    assert run(["reproduce", "leaderboard", "--data", "cub", "--list", "--only", "cbml"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.startswith("leaderboard          1 row, ")
+    assert "images of CUB" in row
+    assert rows["cbml"]["hours"] == rows["hdc"]["hours"] > 0
 
 
 @pytest.mark.parametrize(
@@ -157,6 +169,8 @@ def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> Non
         (["leaderboard", "--set", "steps=9"], 2, "protocol is frozen"),
         (["leaderboard", "--only", "nothing"], 3, "matches no entry"),
         (["lambda", "--loss", "mine:Loss"], 3, "No module named 'mine'"),
+        (["leaderboard", "--list", "--data", "cup"], 3, "did you mean 'cub'"),
+        (["leaderbord"], 3, "did you mean 'leaderboard'"),
         (["loss-ablatio"], 3, "did you mean 'loss-ablation'"),
         (["figure-gab"], 3, "did you mean 'figure-gap'"),
         (["figure-gab", "--list"], 3, "did you mean 'figure-gap'"),
