@@ -161,7 +161,7 @@ def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> Non
         (["figure-gab"], 3, "did you mean 'figure-gap'"),
         (["figure-gab", "--list"], 3, "did you mean 'figure-gap'"),
         (["figure-examples", "--only", "MS"], 3, "needs 2 rows whose runs"),
-        (["figure-terms", "--set", "target_mix=0.1,0.9"], 3, "give one value to each --set"),
+        (["figure-terms", "--set", "target_mix=0.1,0.9"], 3, "give each --set one value"),
         (["figure-examples", "--scale", "full"], 3, "choose it with --data cars or cub or inshop"),
         (["lambda", "--list", "--only", "nothing"], 3, "matches no row"),
         (
