@@ -119,19 +119,17 @@ def _build(
     allow_partial: bool,
     settings: "BuildSettings",
 ) -> "BuildResult":
-    from cbml.bayes import MatchProbability
     from cbml.evaluation import evaluate
     from cbml.gallery import build, list_images
-    from cbml.runs import open_model, training_paths
+    from cbml.runs import open_model, run_calibration, training_paths
 
     refs = list_images(images, split=split, allow_partial=allow_partial)
-    calibration = Path(run) / "calibration.json"
     return build(
         open_model(run),
         refs,
         out,
         evaluate=evaluate,
-        calibration=MatchProbability.load(calibration) if calibration.is_file() else None,
+        calibration=run_calibration(run),
         trained_on=training_paths(run),
         settings=settings,
     )
