@@ -69,18 +69,16 @@ def verb(
 
 
 def _make_gallery(model: "Embedder", run: Path, folder: Path) -> None:
-    from cbml.bayes import MatchProbability
     from cbml.evaluation import evaluate
     from cbml.gallery import BuildSettings, build, list_images
-    from cbml.runs import training_paths
+    from cbml.runs import run_calibration, training_paths
 
-    calibration = run / "calibration.json"
     build(
         model,
         list_images("emoji", split="test"),
         folder,
         evaluate=evaluate,
-        calibration=MatchProbability.load(calibration) if calibration.is_file() else None,
+        calibration=run_calibration(run),
         trained_on=training_paths(run),
         settings=BuildSettings(source="emoji"),
     )

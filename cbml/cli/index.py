@@ -129,18 +129,16 @@ def verb(
 
 
 def _build(run: str, refs: "list[ImageRef]", out: Path, settings: "BuildSettings") -> "BuildResult":
-    from cbml.bayes import MatchProbability
     from cbml.evaluation import evaluate
     from cbml.gallery import build
-    from cbml.runs import open_model, training_paths
+    from cbml.runs import open_model, run_calibration, training_paths
 
-    calibration = Path(run) / "calibration.json"
     return build(
         open_model(run),
         refs,
         out,
         evaluate=evaluate,
-        calibration=MatchProbability.load(calibration) if calibration.is_file() else None,
+        calibration=run_calibration(run),
         trained_on=training_paths(run),
         settings=settings,
     )

@@ -271,7 +271,7 @@ def as_markdown(table: Table, blocks: Sequence[Block]) -> str:
         if published is not None:
             parts += [
                 "",
-                "The paper's numbers are for its own images, network and length of training: "
+                "The paper's numbers come from its own images, network and training length: "
                 "compare the order within one network, not the values.",
                 "",
                 *_grid(published),
@@ -283,7 +283,7 @@ def as_markdown(table: Table, blocks: Sequence[Block]) -> str:
             told = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
             parts += ["", f"Published only: {told}."]
     if not blocks:
-        parts += ["", "The paper prints no numbers for it, and there are none of ours yet."]
+        parts += ["", "The paper prints no numbers for this table, and we have none yet."]
     return "\n".join(parts) + "\n"
 
 

@@ -22,7 +22,7 @@ from cbml.runs.build import build_model, load_splits
 from cbml.runs.compare import as_recorded
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import note_test_evaluation
-from cbml.runs.folder import recorded_config
+from cbml.runs.folder import recorded_config, run_calibration
 from cbml.runs.loss_parameters import with_chosen_parameters
 from cbml.runs.report import CalibrationCheck, View, by_gain, write_demo_report
 from cbml.runs.runner import run as train
@@ -112,8 +112,7 @@ def demonstrate(
     callback.on_message("3 of 4: the unseen classes again, and the analysis")
     after = view_of(model, unseen)
     note_test_evaluation(run, after.scores, start=before.scores)
-    calibration = run / "calibration.json"
-    probability = MatchProbability.load(calibration) if calibration.is_file() else None
+    probability = run_calibration(run)
     calibration_check = None if probability is None else reliability_of(probability, after, unseen)
     callback.on_message("4 of 4: a gallery of the unseen classes")
     make_gallery(model, run, folder / "gallery")

@@ -1,4 +1,4 @@
-"""What a run folder holds: its config and its model."""
+"""What a run folder holds: its config, its model and its calibration."""
 
 import contextlib
 import shlex
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cbml.bayes import MatchProbability
 from cbml.errors import BadData
 from cbml.files import locked
 from cbml.models import BACKBONES, Embedder
@@ -80,3 +81,13 @@ def model_folder(run: Path) -> Path:
     if (run / "run.json").exists() and not (inner / "manifest.json").exists():
         raise BadData(f"{run}: has no trained model yet; resume with:  cbml train --resume {run}")
     return inner if inner.is_dir() else run
+
+
+def run_calibration(run: str | Path) -> MatchProbability | None:
+    """The match probabilities of a run; None where it has none, or `run` is not a run.
+
+    Args:
+        run: A run's folder.
+    """
+    path = Path(run) / "calibration.json"
+    return MatchProbability.load(path) if path.is_file() else None

@@ -1,17 +1,18 @@
 """What the pages of a run and of a demo show: queries, pairs, scores before and after."""
 
-import json
 import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbml.bayes import Reliability, SetAnalysis
 from cbml.data import ImageDataset, PackedDataset, Splits
+from cbml.errors import DamagedFile
 from cbml.evaluation import Scores, evaluate
 from cbml.models import Embedder
 from cbml.report import (
@@ -25,7 +26,7 @@ from cbml.report import (
     write_page,
     write_run_page,
 )
-from cbml.runs.folder import images_to_index, recorded_config
+from cbml.runs.folder import images_to_index, recorded_config, run_calibration
 from cbml.training import Callback, embed_dataset, read_metrics, read_record
 
 # Enough for smooth histograms; all pairs of them fit into a few dozen megabytes.
@@ -71,7 +72,7 @@ def report_run(
         ]
         if len(dataset.images.class_names) > 1:
             classes = _class_table(title, dataset, embeddings)
-    calibration, note = _calibration(folder / "calibration.json")
+    calibration, note = _calibration(folder)
     name = shlex.quote(str(folder))
     write_run_page(
         folder / "report.html",
@@ -287,17 +288,13 @@ def _one_per_class(order: Indices, labels: Indices, count: int) -> Sequence[int]
     return chosen
 
 
-def _calibration(path: Path) -> tuple[dict[str, list[float]] | None, str]:
-    """The check in calibration.json, or why there is none to show."""
+def _calibration(folder: Path) -> tuple[dict[str, Any] | None, str]:
+    """The check of a run's calibration, or why there is none to show."""
     try:
-        check = json.loads(path.read_text(encoding="utf-8"))["check"]
-        if {"confidence", "accuracy", "counts", "ece", "brier"} <= set(check):
-            return check, ""
-    except FileNotFoundError:
-        return None, ""
-    except (ValueError, KeyError, TypeError):
-        pass
-    return None, "calibration.json is damaged; write it again with cbml analyze."
+        probability = run_calibration(folder)
+    except DamagedFile:
+        return None, "calibration.json is damaged; write it again with cbml analyze."
+    return None if probability is None else probability.check.as_dict(), ""
 
 
 def _gains(before: Scores, after: Scores) -> Table:

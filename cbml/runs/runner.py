@@ -19,7 +19,7 @@ from cbml.runs.build import build_execution, build_model, use_backbone, with_sta
 from cbml.runs.compare import FREE, check_same_run
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import embed_for_search, embed_split, evaluate_by, note_test_evaluation
-from cbml.runs.folder import hold_run
+from cbml.runs.folder import hold_run, run_calibration
 from cbml.runs.loss_parameters import with_chosen_parameters
 from cbml.runs.names import check_names
 from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts
@@ -235,10 +235,8 @@ def _calibrate(folder: Path, parts: Parts, distributed: Distributed) -> None:
 
 def _reliability(folder: Path, embedded: QueryGallery) -> dict[str, Any] | None:
     """How far the probabilities hold among the first ten results of searches."""
-    path = folder / "calibration.json"
-    if not path.exists():
-        return None
-    return check_results(MatchProbability.load(path), embedded)[10].as_dict()
+    probability = run_calibration(folder)
+    return None if probability is None else check_results(probability, embedded)[10].as_dict()
 
 
 def _reported(parts: Parts) -> Splits:

@@ -1,5 +1,6 @@
 """report.html says what the records say, shows unseen classes, and is text whatever the labels."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cbml.bayes import MatchProbability
 from cbml.data import ImageDataset, Splits
 from cbml.models import Embedder, find_backbone
 from cbml.report import Distribution, QueryTiles, Tile, line_chart, neighbor_tile, write_run_page
-from cbml.runs.report import report_run
+from cbml.runs.report import _calibration, report_run
 from cbml.training import Run, read_metrics, read_record, update_record
 from cbml.training.records import Records
 from tests.training.small import make_images
@@ -115,3 +117,19 @@ def test_the_test_classes_are_shown_only_when_they_were_looked_at(
         assert re.findall(r"<figcaption>((?:training|unseen)[^<]*?) <span", page) == expected
         assert f"Worst queries among {expected[-1]}" in page
         assert page.count('class="tile query"') == 4, "one of each class, best and worst"
+
+
+def test_a_calibration_that_was_altered_is_not_shown(tmp_path: Path) -> None:
+    random, path = np.random.default_rng(0), tmp_path / "calibration.json"
+    labels = np.arange(400) % 40
+    rows = 2 * random.normal(size=(40, 8))[labels] + random.normal(size=(400, 8))
+    MatchProbability.fit(rows, labels).save(path)
+    check, note = _calibration(tmp_path)
+    assert check is not None
+    assert note == ""
+    record = json.loads(path.read_text())
+    record["check"]["ece"] = 0.0
+    path.write_text(json.dumps(record))
+    check, note = _calibration(tmp_path)
+    assert check is None
+    assert "damaged; write it again" in note
