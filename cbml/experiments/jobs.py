@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cbml.errors import DamagedFile
-from cbml.experiments.rows import Scale
+from cbml.experiments.rows import PAPER_RECIPE, Scale
 from cbml.files import locked, replaced_file
 from cbml.runs import FLAT_KEYS, RunConfig, with_current_names
 from cbml.training import read_metrics, read_record
@@ -38,7 +38,7 @@ _LOCAL = (
     "chunk_size",
 )
 _KEYS = FLAT_KEYS | {"loss_options": ("loss", "options"), "method_options": ("method", "options")}
-_PLAIN = RunConfig("", loss={"parameters": "given"})
+_PLAIN = RunConfig("", loss={"parameters": "given"}).replace(**PAPER_RECIPE)
 
 _PACKAGES = ("numpy", "torchvision", "timm", "pytorch-metric-learning", "faiss-cpu")
 _TERMS = ("loss", "positive", "negative", "variance")

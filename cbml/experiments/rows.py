@@ -262,6 +262,11 @@ LAPTOP_DATA: Mapping[str, Changes] = {
 RANDOM_START: Changes = {"model": {"weights": "none"}, "optimizer": {"learning_rate": 1e-3}}
 # Its memory is filled after a fifth of the laptop's steps, as of 5,000 in its paper.
 _LAPTOP_LOSSES: Mapping[str, Changes] = {"multi_similarity_xbm": {"loss": {"warmup_steps": 40}}}
+# Where the authors' program differs from what a run has by default.
+PAPER_RECIPE: dict[str, dict[str, Any]] = {
+    "augmentation": {"min_area": 0.16},
+    "optimizer": {"ema": 0.0},
+}
 # Options of the variance constraint, which any loss takes.
 _CONSTRAINT = ("variance_weight", "target_mix", "variance_reduction")
 
@@ -273,7 +278,7 @@ def base_config(scale: Scale, data: str, backbone: str) -> RunConfig:
         raise BadData(f"{data}: not a dataset of the {scale} scale; use one of {', '.join(known)}")
     start = RunConfig(
         {"source": data, "validation": 0.2}, model=backbone, loss={"parameters": "given"}
-    )
+    ).replace(**PAPER_RECIPE)
     if scale == "laptop":
         return start.replace(**merged(_LAPTOP, LAPTOP_DATA[data]))
     changes = merged(_FULL, {"training": _FULL_DATA[data]})

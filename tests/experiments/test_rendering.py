@@ -160,7 +160,7 @@ def test_overrides_failures_and_nothing_are_said() -> None:
     assert "CBML (1 of 1 broke off)" in text
     assert "published numbers; nothing of ours yet" in "\n".join(lines([])).lower()
     assert "| ResNet-50 MS, CUB | 65.3 |" in "\n".join(lines([]))
-    assert "no numbers for it" in "\n".join(lines([], "gamma"))
+    assert "prints no numbers for this table" in "\n".join(lines([], "gamma"))
 
 
 def test_lambda_has_a_column_for_the_training_classes() -> None:

@@ -80,7 +80,7 @@ def test_wrong_fields_are_named(changes: dict[str, object], message: str) -> Non
 
 
 def test_every_choice_of_the_loop_is_in_one_section_with_the_same_default() -> None:
-    defaults = RunConfig("x").settings
+    defaults = RunConfig("x", optimizer={"ema": 0.0}).settings
     assert defaults == Settings()
     for option in dataclasses.fields(Settings):
         section, field = FLAT_KEYS[option.name]
@@ -88,6 +88,13 @@ def test_every_choice_of_the_loop_is_in_one_section_with_the_same_default() -> N
         # These two are open until a run starts.
         usual = None if field in ("steps", "choose_by") else getattr(defaults, option.name)
         assert default == usual
+
+
+def test_the_recipe_with_labels_is_not_the_papers() -> None:
+    ours, unlabeled = RunConfig("x"), RunConfig({"source": "x", "labels": "none"})
+    assert (ours.augmentation.min_area, ours.optimizer.ema) == (0.5, 0.15)
+    assert (unlabeled.augmentation.min_area, unlabeled.optimizer.ema) == (0.16, 0.0)
+    assert RunConfig("x", optimizer={"ema": 0.0}).optimizer.ema == 0.0, "what is given wins"
 
 
 def test_no_flat_key_means_two_fields() -> None:

@@ -75,7 +75,7 @@ def test_what_follows_the_model_cannot_fail_the_run(
 CHANGES = [
     *("source=elsewhere", "validation=0.3", "model_selection=test", "bad_limit=0.1"),
     *("label_from=auto", "split=classes", "path_column=file", "label_column=kind"),
-    *("allow_partial=true", "min_area=0.5", "flip=0.1", "backbone=resnet18", "dim=16"),
+    *("allow_partial=true", "min_area=0.3", "flip=0.1", "backbone=resnet18", "dim=16"),
     *(
         "start=elsewhere",
         "pooling=max",
@@ -91,6 +91,7 @@ CHANGES = [
     *("choose_by=map@r", "refresh_epochs=2", "cluster_by=features", "head_start=whitened"),
     *(
         "dampening=0.5",
+        "ema=0.5",
         "batch_range=7",
         "study=true",
         "labels=none",
