@@ -1,5 +1,6 @@
 """How `make docs` turns these pages and the docstrings into a site."""
 
+import json
 import re
 
 import cbml
@@ -13,6 +14,7 @@ html_show_sphinx = False
 copyright = "the contributors of cbml, MIT license"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown", ".ipynb": "markdown"}
 myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]  # "…" in JSON is meant
 
@@ -58,7 +60,19 @@ def _records_inside(app, name, source):  # type: ignore[no-untyped-def]
     source[0] = source[0].replace("](../results/README.md)", "](records.md)")
 
 
+def _notebook_as_page(app, name, source):  # type: ignore[no-untyped-def]
+    """A notebook is shown as its text and its programs; its outputs are not stored."""
+    if not str(app.env.doc2path(name)).endswith(".ipynb"):
+        return
+    texts = [
+        (cell["cell_type"], "".join(cell["source"])) for cell in json.loads(source[0])["cells"]
+    ]
+    pages = [text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in texts]
+    source[0] = "\n\n".join(pages)
+
+
 def setup(app):  # type: ignore[no-untyped-def]
     """Sphinx calls this; docstrings are made ready before napoleon reads them."""
+    app.connect("source-read", _notebook_as_page)
     app.connect("source-read", _records_inside)
     app.connect("autodoc-process-docstring", _as_written, priority=400)

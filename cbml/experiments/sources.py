@@ -156,7 +156,9 @@ class Cost:
     """What must be there, and about how long it takes.
 
     Args:
+        needs: The images and the weights.
         hours: For one seed; an estimate from counted operations.
+        device: What the estimate is for.
     """
 
     needs: str

@@ -26,6 +26,8 @@ TERMS = {
     "Recall@2": "Share of queries with an image of the same label among the nearest two.",
     "Recall@4": "Share of queries with an image of the same label among the nearest four.",
     "Recall@8": "Share of queries with an image of the same label among the nearest eight.",
+    "Recall@10": "Share of queries with an image of the same label among the nearest ten.",
+    "Recall@100": "Share of queries with an image of the same label among the nearest hundred.",
     "MAP@R": "Mean average precision among the R nearest, R being the number of images that share "
     "the query's label; unlike Recall@1 it rewards finding all of them.",
     "R-precision": "Share of images with the query's label among the R nearest.",
@@ -52,8 +54,8 @@ TERMS = {
     "ECE free": "Mean gap between posteriors by a free curve and how often they came true.",
     "confidence": "Mean of the probabilities that were given.",
     "accuracy": "How often results of such a probability were relevant.",
-    "held-out, before": "Classes left out of training to choose the model by; before training.",
-    "held-out, after": "Classes left out of training to choose the model by; the model kept.",
+    "held-out, before": "Images left out of training to choose the model by; before training.",
+    "held-out, after": "Images left out of training to choose the model by; the model kept.",
     "test, before": "The test images, before training.",
     "test, after": "The test images, with the model that was kept.",
 }

@@ -124,7 +124,7 @@ def write_run_page(
         subtitle=_subtitle(record),
         alarms=[*_no_gain(record), *_alarms(metrics)],
         scores=_scores(record, metrics),
-        curves=_curves(metrics),
+        curves=_curves(metrics, "images" if _known_classes(record) else "classes"),
         histograms=[one.chart() for one in distributions],
         reliability=_reliability(calibration, record.get("test_reliability")),
         calibration_note=calibration_note,
@@ -138,18 +138,20 @@ def write_run_page(
 
 def _subtitle(record: Mapping[str, Any]) -> str:
     config, environment = record.get("config", {}), record.get("environment", {})
-    named = {key: config.get(key, {}) for key in ("data", "model", "loss", "method")}
+    data, model = config.get("data", {}), config.get("model", {})
+    loss, method = config.get("loss", {}), config.get("method", {})
+    learned = f"method {method['name']}" if method.get("name") else f"loss {loss.get('name')}"
     words = [
-        f"{_first(named['data'])}, {_first(named['model'])}, loss {_first(named['loss'])}",
+        f"{data.get('source')}, {model.get('backbone')}, {learned}",
         f"{record.get('steps_done', 0)} steps",
         f"commit {environment.get('commit')}",
     ]
     return " · ".join(words)
 
 
-def _first(section: Any) -> str:
-    """The name in a section of the config: its first field."""
-    return str(next(iter(section.values()), "")) if isinstance(section, Mapping) else str(section)
+def _known_classes(record: Mapping[str, Any]) -> bool:
+    """Whether the images to search among are of classes that were trained on."""
+    return bool(record.get("data", {}).get("shared_classes"))
 
 
 def _scores(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Table | None:
@@ -173,9 +175,13 @@ def _scores(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
 
 def _note(record: Mapping[str, Any]) -> str:
     words = ["In percent."]
+    known = _known_classes(record)
+    if known:
+        words.append("Scores are for new images of known classes.")
     if record.get("best_step") is not None:
+        held = "images" if known else "classes"
         words.append(
-            "Held-out classes are never trained on; they chose the model of step "
+            f"Held-out {held} are never trained on; they chose the model of step "
             f"{record['best_step']}."
         )
     words.append(f"Test evaluations so far: {record.get('test_evaluations', 0)}.")
@@ -212,7 +218,7 @@ def _alarms(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     return texts[:_SHOWN_ALARMS] + ([f"and {more} more in metrics.jsonl"] if more > 0 else [])
 
 
-def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[Markup]:
+def _curves(metrics: Sequence[Mapping[str, Any]], held_out: str) -> list[Markup]:
     charts = [
         line_chart(
             title, [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
@@ -224,7 +230,7 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[Markup]:
         for line in metrics
         if line.get("validation", {}).get("recall@1") is not None
     ]
-    charts.append(line_chart("Recall@1 on held-out classes", scores, dots=True))
+    charts.append(line_chart(f"Recall@1 on held-out {held_out}", scores, dots=True))
     return [one for one in charts if one]
 
 
@@ -233,7 +239,7 @@ def _reliability(
 ) -> list[Markup]:
     checks = {
         "on halves of the held-out classes, each fitted to the other": calibration,
-        "on test classes, to which nothing was fitted": tested,
+        "on the test, to which nothing was fitted": tested,
     }
     return [
         reliability_chart(

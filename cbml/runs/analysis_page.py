@@ -113,10 +113,12 @@ def analysis_tables(grid: Grid) -> list[Table]:
 def _sentence(grid: Grid) -> str:
     """How far training moved the classes apart, on the last of the images."""
     images, row = list(grid.items())[-1]
-    parts = [f"{_separation(one):.2f} {model}" for model, one in row.items()]
+    (first, start), *others = row.items()
+    parts = [f"{_separation(start):.2f} standard deviations apart {first} training"]
+    parts += [f"{_separation(one):.2f} {model}" for model, one in others]
     return (
-        f"Among {images} images, positive and negative pairs are apart by "
-        f"{', '.join(parts)}, in units of their spread."
+        f"Among {images} images, the mean similarities of positive and negative pairs are "
+        f"{', '.join(parts)}."
     )
 
 

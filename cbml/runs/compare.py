@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cbml.errors import BadData
+from cbml.evaluation import METRICS
 from cbml.runs.config import RunConfig
 from cbml.runs.folder import recorded_config
 from cbml.runs.names import parse_overrides
@@ -147,7 +148,18 @@ def _scores(run: Path) -> dict[str, float]:
         "test start": record.get("test_start", {}),
         "test": record.get("test", {}),
     }
-    return {f"{part} {name}": value for part, all_ in parts.items() for name, value in all_.items()}
+    return {
+        f"{part} {name}": all_[name]
+        for part, all_ in parts.items()
+        for name in sorted(all_, key=_position)
+    }
+
+
+def _position(name: str) -> tuple[int, int]:
+    """Recall@K by K, then the others in their usual order; run.json has them by name."""
+    if name.startswith("recall@"):
+        return 0, int(name.removeprefix("recall@"))
+    return 1, list(METRICS).index(name) if name in METRICS else len(METRICS)
 
 
 def _notes(runs: tuple[Path, Path]) -> list[str]:
@@ -155,7 +167,7 @@ def _notes(runs: tuple[Path, Path]) -> list[str]:
     counts = [record.get("data", {}).get("counts") for record in records]
     notes = []
     if counts[0] != counts[1]:
-        notes.append("the runs have other images or splits: their scores are not of one test")
+        notes.append("the runs used different images or splits: their scores cannot be compared")
     for run, record in zip(runs, records, strict=True):
         if not record.get("finished"):
             notes.append(f"{run}: not finished")

@@ -1,5 +1,6 @@
 """Every Python block of the documents runs; every local link leads somewhere."""
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import cbml
 
 ROOT = Path(cbml.__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+NOTEBOOKS = sorted(ROOT.glob("docs/**/*.ipynb"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -26,7 +28,18 @@ def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=identify)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=identify)
+def test_notebooks_run_from_top_to_bottom(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), "stored outputs"
+    program = "\n\n".join("".join(cell["source"]) for cell in cells)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *NOTEBOOKS], ids=identify)
 def test_local_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text()):
         if "://" not in target and not target.startswith("mailto:"):
@@ -36,3 +49,4 @@ def test_local_links_lead_somewhere(path: Path) -> None:
 def test_there_are_documents_to_check() -> None:
     names = {identify(path) for path in DOCUMENTS}
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/tour.md"} <= names
+    assert {path.stem for path in NOTEBOOKS} == {"own-loop", "folder"}

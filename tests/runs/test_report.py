@@ -45,6 +45,28 @@ def written(run: Path, **shown: Any) -> str:
     return (run / "report.html").read_text()
 
 
+def test_what_was_trained_and_what_the_scores_are_for(run: Path) -> None:
+    record = read_record(run)
+    sections = {
+        "data": {"allow_partial": False, "source": "photos"},
+        "model": {"backbone": "conv4"},
+        "loss": {"name": "cbml"},
+        "method": {"name": None},
+    }
+    record["config"] = sections
+    write_run_page(run / "report.html", record, read_metrics(run))
+    page = (run / "report.html").read_text()
+    assert "photos, conv4, loss cbml · 3 steps" in page
+    assert "Held-out classes are never trained on" in page
+    record["data"] = {"shared_classes": 4}
+    sections["method"] = {"name": "hdc"}
+    write_run_page(run / "report.html", record, read_metrics(run))
+    page = (run / "report.html").read_text()
+    assert "photos, conv4, method hdc" in page
+    assert "Scores are for new images of known classes. Held-out images are never" in page
+    assert "held-out classes" not in page
+
+
 def test_scores_curves_and_queries(run: Path) -> None:
     rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]], dtype=np.float32)
     shown = Distribution.of("unseen ones", rows, np.array([0, 0, 1]))
