@@ -156,7 +156,9 @@ class Cost:
     """What must be there, and about how long it takes.
 
     Args:
+        needs: Images and weights, in words.
         hours: For one seed; an estimate from counted operations.
+        device: The device that the estimate is for.
     """
 
     needs: str
