@@ -16,9 +16,7 @@ from .decode import FileImages as FileImages
 from .decode import ImageSource as ImageSource
 from .decode import UnreadableImage as UnreadableImage
 from .decode import UnreadableImages as UnreadableImages
-from .decode import open_regular as open_regular
 from .decode import prefetch as prefetch
-from .decode import read_bytes as read_bytes
 from .decode import read_image as read_image
 from .discovery import image_folders as image_folders
 from .discovery import no_images as no_images
@@ -39,5 +37,4 @@ from .splits import SPLIT_NAMES as SPLIT_NAMES
 from .splits import unlabeled_splits as unlabeled_splits
 from .transforms import Normalization as Normalization
 from .transforms import TrainTransform as TrainTransform
-from .transforms import resized_short_side as resized_short_side
 from .transforms import short_side as short_side

@@ -87,11 +87,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of an image file; raises UnreadableImage where it is not a file of sensible size.
-
-    Args:
-        path: Path of the file.
-    """
+    """The bytes of an image file; raises UnreadableImage if it is not a file of sensible size."""
     try:
         with open_regular(path) as file:
             content = file.read(BYTE_LIMIT + 1)

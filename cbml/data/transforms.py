@@ -128,7 +128,6 @@ def resized_short_side(pixels: Tensor, length: int) -> Tensor:
 
     Args:
         pixels: Image as uint8, (3, H, W).
-        length: Length of the short side afterwards.
     """
     for axis in (1, 2):
         longest = _LONGEST * min(pixels.shape[1:])

@@ -156,9 +156,9 @@ class Cost:
     """What must be there, and about how long it takes.
 
     Args:
-        needs: The images and the weights.
+        needs: Images and weights, in words.
         hours: For one seed; an estimate from counted operations.
-        device: What the estimate is for.
+        device: The device that the estimate is for.
     """
 
     needs: str

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from cbml.losses import check_count, check_number
 from cbml.methods.memory import HeadStart, Memory, Unlabeled
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, StepLoss, TrainingView
@@ -58,16 +59,12 @@ class AnchorNeighborhoods(Unlabeled):
         seed: int = 0,
     ) -> None:
         super().__init__(head_start=head_start)
-        if temperature <= 0:
-            raise ValueError(f"temperature must be above zero, got {temperature}")
         if not 1 <= neighbors < num_images:
             raise ValueError(f"neighbors must be in 1..{num_images - 1}, got {neighbors}")
-        if rounds < 2:
-            raise ValueError(f"rounds must be at least 2, got {rounds}")
-        if round_steps is not None and round_steps < 1:
-            raise ValueError(f"round_steps must be at least 1, got {round_steps}")
-        self.temperature, self.neighbors = temperature, neighbors
-        self.rounds, self.round_steps = rounds, round_steps
+        self.neighbors = neighbors
+        self.temperature = check_number(temperature, "temperature", above=0.0)
+        self.rounds = check_count(rounds, "rounds", at_least=2)
+        self.round_steps = None if round_steps is None else check_count(round_steps, "round_steps")
         self.memory = Memory(num_images, embedding_size, momentum=memory_momentum, seed=seed)
         self.register_buffer("anchors", torch.zeros(num_images, dtype=torch.bool))
         none = torch.zeros(num_images, neighbors, dtype=torch.int64)

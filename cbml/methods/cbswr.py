@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cbml.losses import check_count, check_number
 from cbml.methods.instance_spreading import InstanceSpreading, log_complement
 from cbml.methods.memory import HeadStart
 from cbml.models import Embedder
@@ -71,15 +72,16 @@ class CBSwR(InstanceSpreading):
             head_start=head_start,
             seed=seed,
         )
-        if batch_clusters < 2:
-            raise ValueError(f"batch_clusters must be at least 2, got {batch_clusters}")
-        self.weights = {
+        check_count(batch_clusters, "batch_clusters", at_least=2)
+        weights = {
             "metric": metric_weight,
             "clustering": clustering_weight,
             "reconstruction": reconstruction_weight,
         }
-        if min(self.weights.values()) < 0:
-            raise ValueError(f"the terms' weights must be at least 0, got {self.weights}")
+        self.weights = {
+            term: check_number(weight, f"{term}_weight", at_least=0.0)
+            for term, weight in weights.items()
+        }
         self.own_cluster = own_cluster
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

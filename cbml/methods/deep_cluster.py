@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from cbml.data import EpochBatches
 from cbml.index import kmeans
+from cbml.losses import check_count
 from cbml.methods.clusters import Labeling
 from cbml.methods.memory import HeadStart, Unlabeled
 from cbml.methods.whitening import head_outputs, whitened
@@ -58,10 +59,9 @@ class DeepCluster(Unlabeled):
         seed: int = 0,
     ) -> None:
         super().__init__(head_start=head_start)
-        for name, value in (("components", components), ("iterations", iterations)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        self.components, self.iterations, self.seed = components, iterations, seed
+        self.components = check_count(components, "components")
+        self.iterations = check_count(iterations, "iterations")
+        self.seed = seed
         self.weight = nn.Parameter(torch.zeros(num_classes, embedding_size))
         self.bias = nn.Parameter(torch.zeros(num_classes))
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from cbml.errors import BadData
 from cbml.index import kmeans
-from cbml.losses import check_number
+from cbml.losses import check_count, check_number
 from cbml.methods.margin import Pairs, distance_table, margin_loss
 from cbml.methods.streams import (
     cluster_plans,
@@ -71,10 +71,9 @@ class DivideConquer(Method):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value in (("clusters", clusters), ("every", every)):
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        self.clusters, self.every, self.seed = clusters, every, seed
+        self.clusters = check_count(clusters, "clusters")
+        self.every = check_count(every, "every")
+        self.seed = seed
         self.divide_until = check_number(divide_until, "divide_until", at_least=0.0, at_most=1.0)
         self.cluster_until = check_number(
             cluster_until, "cluster_until", at_least=self.divide_until, at_most=1.0

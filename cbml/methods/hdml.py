@@ -6,7 +6,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from cbml.errors import BadData
-from cbml.losses import check_number
+from cbml.losses import check_count, check_number
 from cbml.models import Embedder
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, Method, StepLoss, TrainingView
@@ -81,9 +81,8 @@ class HDML(Method):
         self.class_weight = check_number(class_weight, "class_weight", at_least=0.0)
         self.class_share = check_number(class_share, "class_share", at_least=0.0, at_most=1.0)
         self.norm_weight = check_number(norm_weight, "norm_weight", at_least=0.0)
-        if not (type(window) is int and type(hidden) is int and window >= 1 and hidden >= 1):
-            raise ValueError(f"window {window!r}, hidden {hidden!r}: give whole numbers from 1")
-        self.window, self.hidden = window, hidden
+        self.window = check_count(window, "window")
+        self.hidden = check_count(hidden, "hidden")
         self.generator_rate = check_number(generator_rate, "generator_rate", above=0.0)
         self.classifier_rate = check_number(classifier_rate, "classifier_rate", above=0.0)
         self.num_classes, self.seed = num_classes, seed

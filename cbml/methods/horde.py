@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cbml.errors import BadData
-from cbml.losses import check_number
+from cbml.losses import check_count, check_number
 from cbml.models import Embedder
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, Method, StepLoss
@@ -47,9 +47,9 @@ class Horde(Method):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if not (type(orders) is int and type(width) is int and orders >= 1 and width >= 1):
-            raise ValueError(f"orders {orders!r}, width {width!r}: give whole numbers from 1")
-        self.orders, self.width, self.trained = orders, width, trained
+        self.orders = check_count(orders, "orders")
+        self.width = check_count(width, "width")
+        self.trained = trained
         self.threshold = check_number(threshold, "threshold", at_least=-1.0, at_most=1.0)
         self.embedding_size, self.seed = embedding_size, seed
         self.projections = nn.ParameterList()  # P_k, (width, C)

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from cbml.data import EpochBatches
 from cbml.index import Index
+from cbml.losses import check_number
 from cbml.methods.memory import HeadStart, Unlabeled
 from cbml.methods.whitening import image_features
 from cbml.outputs import Outputs
@@ -46,12 +47,11 @@ class InstanceSpreading(Unlabeled):
         seed: int = 0,
     ) -> None:
         super().__init__(head_start=head_start)
-        if temperature <= 0:
-            raise ValueError(f"temperature must be above zero, got {temperature}")
-        if not 0 <= neighbor_probability <= 1:
-            raise ValueError(f"neighbor_probability must be in [0, 1], got {neighbor_probability}")
-        self.temperature, self.detach, self.seed = temperature, detach, seed
-        self.neighbor_probability = neighbor_probability
+        self.temperature = check_number(temperature, "temperature", above=0.0)
+        self.neighbor_probability = check_number(
+            neighbor_probability, "neighbor_probability", at_least=0.0, at_most=1.0
+        )
+        self.detach, self.seed = detach, seed
 
     def before_epoch(self, view: TrainingView) -> EpochPlan | None:
         """Batches in which neighbors take the places of some second views."""

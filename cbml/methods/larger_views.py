@@ -11,7 +11,7 @@ from torch.nn import functional
 from cbml.data import EpochBatches
 from cbml.errors import BadData
 from cbml.index import Index
-from cbml.losses import CBMLLoss
+from cbml.losses import CBMLLoss, check_count, check_number
 from cbml.methods.memory import HeadStart, Unlabeled
 from cbml.methods.whitening import image_features, whitening
 from cbml.models import Embedder, Preprocessing
@@ -79,16 +79,14 @@ class LargerViews(Unlabeled):
         seed: int = 0,
     ) -> None:
         super().__init__(head_start=head_start)
-        if temperature <= 0:
-            raise ValueError(f"temperature must be above zero, got {temperature}")
-        if enlarge is not None and not 1 <= enlarge <= 8:
-            raise ValueError(f"enlarge must be between 1 and 8, got {enlarge}")
         if not 1 <= positives <= doubtful:
             raise ValueError(f"positives must be between 1 and doubtful={doubtful}")
-        if group < 2 or pair_weight < 0:
-            raise ValueError("group must be at least 2, pair_weight at least 0")
-        self.enlarge, self.temperature, self.pair_weight = enlarge, temperature, pair_weight
-        self.positives, self.group, self.seed = positives, group, seed
+        if enlarge is not None:
+            check_number(enlarge, "enlarge", at_least=1.0, at_most=8.0)
+        self.enlarge, self.positives, self.seed = enlarge, positives, seed
+        self.temperature = check_number(temperature, "temperature", above=0.0)
+        self.pair_weight = check_number(pair_weight, "pair_weight", at_least=0.0)
+        self.group = check_count(group, "group", at_least=2)
         self.pairs = CBMLLoss.paper("sop", mining_margin=None)
         self.register_buffer("teacher", torch.zeros(num_images, _COMPONENTS))
         self.register_buffer("nearest", torch.full((num_images, doubtful), -1))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cbml.losses import LOSSES, check_number
+from cbml.losses import LOSSES, check_count, check_number
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, Method, StepLoss
 
@@ -43,11 +43,8 @@ class LSCMGNN(Method):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if not (type(neighbors) is int and neighbors >= 0):
-            raise ValueError(f"neighbors {neighbors!r}: give a whole number from 0")
-        if not (type(hidden) is int and hidden >= 1):
-            raise ValueError(f"hidden {hidden!r}: give a whole number from 1")
-        self.neighbors = neighbors
+        self.neighbors = check_count(neighbors, "neighbors", at_least=0)
+        check_count(hidden, "hidden")
         self.edge_weight = check_number(edge_weight, "edge_weight", at_least=0.0)
         self.pair_loss = LOSSES["multi_similarity"]()
         with torch.random.fork_rng(devices=[]):

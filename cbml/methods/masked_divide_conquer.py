@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from cbml.errors import BadData, check_choice
 from cbml.index import kmeans
-from cbml.losses import check_number
+from cbml.losses import check_count, check_number
 from cbml.methods.margin import (
     Draws,
     Pairs,
@@ -105,10 +105,9 @@ class MaskedDivideConquer(Method):
         super().__init__()
         if type(clusters) is not int or clusters < 1 or clusters & (clusters - 1):
             raise ValueError(f"clusters must be a power of two, got {clusters!r}")
-        for name, value, least in (("every", every, 1), ("rest_epochs", rest_epochs, 0)):
-            if type(value) is not int or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
-        self.clusters, self.every, self.rest_epochs = clusters, every, rest_epochs
+        self.clusters = clusters
+        self.every = check_count(every, "every")
+        self.rest_epochs = check_count(rest_epochs, "rest_epochs", at_least=0)
         self.learns_masks = check_choice(masks, "masks", Masks) == "learned"
         if not self.learns_masks and clusters > embedding_size:
             raise ValueError(f"clusters={clusters}: fixed masks of {embedding_size} numbers")

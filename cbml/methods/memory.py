@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cbml.losses import check_number
 from cbml.methods.whitening import start_head
 from cbml.training import Method, TrainingView
 
@@ -53,9 +54,7 @@ class Memory(nn.Module):
 
     def __init__(self, images: int, dim: int, *, momentum: float, seed: int) -> None:
         super().__init__()
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"memory_momentum must be in [0, 1], got {momentum}")
-        self.momentum = momentum
+        self.momentum = check_number(momentum, "memory_momentum", at_least=0.0, at_most=1.0)
         generator = torch.Generator().manual_seed(seed)
         uniform = torch.rand(images, dim, generator=generator) * 2 - 1
         self.register_buffer("vectors", uniform * math.sqrt(3 / dim))

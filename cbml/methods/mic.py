@@ -11,7 +11,7 @@ from torch.nn import functional
 from cbml.data import ClassBalancedSampler, EpochBatches
 from cbml.errors import BadData, check_choice
 from cbml.index import kmeans
-from cbml.losses import check_number
+from cbml.losses import check_count, check_number
 from cbml.methods.margin import Draws, margin_loss, sampled_pairs
 from cbml.methods.streams import batches_of
 from cbml.models import Embedder, Head, find_backbone
@@ -91,10 +91,9 @@ class MIC(Method):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value, least in (("clusters", clusters, 2), ("every", every, 1)):
-            if type(value) is not int or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
-        self.clusters, self.every, self.seed = clusters, every, seed
+        self.clusters = check_count(clusters, "clusters", at_least=2)
+        self.every = check_count(every, "every")
+        self.seed = seed
         self.adversary_weight = check_number(adversary_weight, "adversary_weight", at_least=0.0)
         self.shared_probability = check_number(
             shared_probability, "shared_probability", at_least=0.0, at_most=1.0

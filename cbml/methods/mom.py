@@ -12,6 +12,7 @@ from torch import Tensor
 from cbml.data import EpochBatches
 from cbml.errors import BadData
 from cbml.index import Index
+from cbml.losses import check_count, check_number
 from cbml.methods.memory import HeadStart, Unlabeled
 from cbml.methods.whitening import image_features, whitened
 from cbml.outputs import Outputs
@@ -49,8 +50,7 @@ class Mining:
 
     def __post_init__(self) -> None:
         for name in ("neighbors", "positive_list", "negative_list", "pool"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            check_count(getattr(self, name), name)
         if not 0 <= self.diffusion < 1:
             raise ValueError(f"diffusion must be in [0, 1), got {self.diffusion}")
 
@@ -105,9 +105,9 @@ class MOM(Unlabeled):
         seed: int = 0,
     ) -> None:
         super().__init__(head_start=head_start)
-        if hardest < 1:
-            raise ValueError(f"hardest must be at least 1, got {hardest}")
-        self.margin, self.hardest, self.seed = margin, hardest, seed
+        self.seed = seed
+        self.margin = check_number(margin, "margin", at_least=0.0)
+        self.hardest = check_count(hardest, "hardest")
         self.mining = Mining(neighbors, diffusion, positive_list, negative_list, pool)
         nobody = torch.full((num_images, pool), -1)
         self.register_buffer("positives", nobody)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cbml.losses import check_count, check_number
 from cbml.methods.memory import HeadStart, Memory, Unlabeled
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, StepLoss, TrainingView
@@ -55,13 +56,11 @@ class NCE(Unlabeled):
         seed: int = 0,
     ) -> None:
         super().__init__(head_start=head_start)
-        if temperature <= 0:
-            raise ValueError(f"temperature must be above zero, got {temperature}")
         if negatives is None:
             negatives = 0 if num_images <= _FULL_SOFTMAX else 4096
-        if negatives < 0:
-            raise ValueError(f"negatives must be at least 0, got {negatives}")
-        self.temperature, self.negatives, self.seed = temperature, negatives, seed
+        self.temperature = check_number(temperature, "temperature", above=0.0)
+        self.negatives = check_count(negatives, "negatives", at_least=0)
+        self.seed = seed
         self.memory = Memory(num_images, embedding_size, momentum=memory_momentum, seed=seed)
         self.register_buffer("normalizer", torch.zeros(()))
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 from cbml.data import EpochBatches
 from cbml.errors import BadData
 from cbml.index import Index
+from cbml.losses import check_count, check_number
 from cbml.methods.memory import HeadStart
 from cbml.methods.projection import Projection, angular_factor
 from cbml.methods.whitening import image_features
@@ -57,12 +58,10 @@ class Ortho(Projection):
         seed: int = 0,
     ) -> None:
         super().__init__(head_start=head_start)
-        if margin <= 0:
-            raise ValueError(f"margin must be above zero, got {margin}")
-        if neighbors < 1:
-            raise ValueError(f"neighbors must be at least 1, got {neighbors}")
         self.factor = angular_factor(alpha)
-        self.margin, self.neighbors, self.seed = margin, neighbors, seed
+        self.margin = check_number(margin, "margin", above=0.0)
+        self.neighbors = check_count(neighbors, "neighbors")
+        self.seed = seed
         self.weighing = nn.Parameter(torch.zeros(0))  # R, as wide as the model's features
 
     def attach(self, model: Embedder) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from cbml.data import ClassBalancedSampler, EpochBatches
 from cbml.errors import BadData, check_choice
 from cbml.evaluation import evaluate
-from cbml.losses import check_number
+from cbml.losses import check_count, check_number
 from cbml.methods.margin import Draws, Pairs, distance_table, even_weights, margin_loss
 from cbml.methods.streams import batches_of
 from cbml.outputs import Outputs
@@ -105,9 +105,8 @@ class PADS(Method):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if type(every) is not int or every < 1:
-            raise ValueError(f"every must be a whole number of at least 1, got {every!r}")
-        self.every, self.own_class, self.seed = every, own_class, seed
+        self.every = check_count(every, "every")
+        self.own_class, self.seed = own_class, seed
         self.held_back = check_number(held_back, "held_back", above=0.0, at_most=0.5)
         self.reward = check_choice(reward, "reward", Reward)
         self.margin = check_number(margin, "margin", at_least=0.0)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cbml.errors import BadData
+from cbml.losses import check_count, check_number
 from cbml.methods.memory import HeadStart
 from cbml.methods.projection import Projection, angular_factor
 from cbml.models import Embedder
@@ -49,12 +50,9 @@ class SSUML(Projection):
         seed: int = 0,
     ) -> None:
         super().__init__(head_start=head_start)
-        if triplets < 1:
-            raise ValueError(f"triplets must be at least 1, got {triplets}")
-        if orthogonality < 0:
-            raise ValueError(f"orthogonality must be at least 0, got {orthogonality}")
         self.factor = angular_factor(alpha)
-        self.triplets, self.orthogonality = triplets, orthogonality
+        self.triplets = check_count(triplets, "triplets")
+        self.orthogonality = check_number(orthogonality, "orthogonality", at_least=0.0)
         self.train_network, self.seed = train_network, seed
         self.synthesis = nn.Parameter(torch.zeros(0))  # S' (C, 2C)
 

@@ -26,7 +26,6 @@ from .evaluate import evaluate_run as evaluate_run
 from .evaluate import note_test_evaluation as note_test_evaluation
 from .evaluate import score_split as score_split
 from .folder import images_to_index as images_to_index
-from .folder import model_folder as model_folder
 from .folder import open_model as open_model
 from .folder import recorded_config as recorded_config
 from .folder import run_calibration as run_calibration

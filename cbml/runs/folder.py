@@ -70,11 +70,7 @@ def open_model(run: str | Path) -> Embedder:
 
 
 def model_folder(run: Path) -> Path:
-    """Where the model of a run folder lies, or a saved model's folder itself.
-
-    Args:
-        run: What the user gave.
-    """
+    """Where the model of a run folder lies, or a saved model's folder itself."""
     if not run.is_dir():
         raise BadData(f"{run}: no such run or saved model")
     inner = run / "model"

@@ -270,3 +270,16 @@ def test_chunks_give_what_the_whole_batch_gives(
             assert float((value - second_value).abs().mean()) < 5e-5
         else:
             torch.testing.assert_close(value, second_value, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "pseudo_labels"])
+def test_an_option_that_is_not_a_number_is_refused(name: str) -> None:
+    kind = METHODS[name].load()
+    known = inspect.signature(kind).parameters
+    needed = {"num_images": 8, "num_classes": 4, "embedding_size": 32}
+    given = {option: value for option, value in needed.items() if option in known}
+    kind(**given)
+    for option, parameter in known.items():
+        if isinstance(parameter.default, float):
+            with pytest.raises(ValueError, match="nan"):
+                kind(**given, **{option: math.nan})

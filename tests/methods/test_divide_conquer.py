@@ -165,5 +165,5 @@ def test_widths_are_rounded_up_and_the_last_takes_the_rest() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         DivideConquer(num_images=4, **options)

@@ -106,7 +106,7 @@ class _WithChannels(Embedder):
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(ValueError, match="whole numbers from 1"):
+    with pytest.raises(ValueError, match="orders must be a whole number"):
         Horde(orders=0)
     model = Embedder("conv4", dim=6)
     model.pooling = "backbone"

@@ -166,7 +166,7 @@ def test_senseless_preprocessing_is_refused(options: dict[str, object]) -> None:
 def test_images_are_framed_as_the_data_room_frames_them(shape: tuple[int, int], crop: int) -> None:
     from torchvision.transforms import v2
 
-    from cbml.data import resized_short_side, short_side
+    from cbml.data.transforms import resized_short_side, short_side
 
     generator = torch.Generator().manual_seed(0)
     image = torch.randint(256, (3, *shape), dtype=torch.uint8, generator=generator)
