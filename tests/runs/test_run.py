@@ -75,7 +75,14 @@ def test_what_follows_the_model_cannot_fail_the_run(
 CHANGES = [
     *("source=elsewhere", "validation=0.3", "model_selection=test", "bad_limit=0.1"),
     *("label_from=auto", "split=classes", "path_column=file", "label_column=kind"),
-    *("allow_partial=true", "min_area=0.3", "flip=0.1", "backbone=resnet18", "dim=16"),
+    *(
+        "known_as=folder",
+        "allow_partial=true",
+        "min_area=0.3",
+        "flip=0.1",
+        "backbone=resnet18",
+        "dim=16",
+    ),
     *(
         "start=elsewhere",
         "pooling=max",
