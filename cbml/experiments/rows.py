@@ -267,8 +267,8 @@ PAPER_RECIPE: dict[str, dict[str, Any]] = {
     "augmentation": {"min_area": 0.16},
     "optimizer": {"ema": 0.0},
 }
-# Options of the variance constraint, which any loss takes.
-_CONSTRAINT = ("variance_weight", "target_mix", "variance_reduction")
+# Options that any loss takes: of the variance constraint, and of proxies beside the pairs.
+_COMMON = ("variance_weight", "target_mix", "variance_reduction", "proxy_weight")
 
 
 def base_config(scale: Scale, data: str, backbone: str) -> RunConfig:
@@ -341,7 +341,7 @@ def _place(config: RunConfig, key: str) -> tuple[str, str]:
     if dot and section in SECTIONS:
         return section, field
     known = LOSSES.get(config.loss.name)  # options of a loss of one's own: "loss.<option>"
-    options = {*(inspect.signature(known).parameters if known else ()), *_CONSTRAINT}
+    options = {*(inspect.signature(known).parameters if known else ()), *_COMMON}
     if key in options or section == "ratio":
         return "loss", key
     near = difflib.get_close_matches(key, sorted(FLAT_KEYS.keys() | options), n=1)

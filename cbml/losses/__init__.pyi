@@ -15,3 +15,4 @@ from .terms import LossTerms as LossTerms
 from .terms import PairLoss as PairLoss
 from .variance import MetricVariance as MetricVariance
 from .variance import WithVariance as WithVariance
+from .with_proxies import WithProxies as WithProxies

@@ -12,6 +12,7 @@ from cbml.losses.contrastive_bayesian import FINE_GRAINED, PRODUCTS
 from cbml.losses.ratios import LinearRatio, QuadraticRatio
 from cbml.losses.table import LOSSES
 from cbml.losses.variance import WithVariance
+from cbml.losses.with_proxies import WithProxies
 
 RATIOS: dict[str, LinearRatio | QuadraticRatio] = {
     "fine_grained": FINE_GRAINED,
@@ -31,7 +32,7 @@ def build_loss(
 ) -> nn.Module:
     """The loss of a name with options; what only the images and the model tell is filled in.
 
-    Beside a loss's own options there are two families:
+    Beside a loss's own options there are three families:
 
         ratio, ratio.<number>    for losses with a likelihood ratio: "products" (the default) or
                                  "fine_grained", and single numbers of it replaced; "quadratic"
@@ -39,6 +40,7 @@ def build_loss(
         variance_weight, target_mix, variance_reduction
                                  for any loss: given `variance_weight`, a loss that lacks the
                                  variance constraint gets it, as in the paper's MS + MVC
+        proxy_weight             for any loss of pairs: one proxy for each class beside the batch
 
     Args:
         name: A name in the table of losses, in any case, or a class of your own.
@@ -54,6 +56,7 @@ def build_loss(
     given: dict[str, Any] = {"num_classes": classes, "embedding_size": dim, "seed": seed}
     own = {option: value for option, value in given.items() if option in known}
     constraint: dict[str, Any] = {}
+    proxy_weight = options.pop("proxy_weight", None)
     if "ratio" in known:
         own["ratio"] = _ratio(options)
     for option, value in options.items():
@@ -67,7 +70,11 @@ def build_loss(
             hint = nearest(option, known, "loss.")
             called = name if isinstance(name, str) else name.__name__
             raise ValueError(f"loss.{option}: {called} has no such option; {hint}")
-    return _with_constraint(kind(**own), constraint)
+    loss = _with_constraint(kind(**own), constraint)
+    if proxy_weight is None:
+        return loss
+    sizes = {"num_classes": classes, "embedding_size": dim}
+    return WithProxies(loss, **sizes, proxy_weight=proxy_weight)
 
 
 def _find(name: str) -> type[nn.Module]:
