@@ -64,7 +64,6 @@ class Program:
             assert lines[0].endswith("; repeat the command when it answers again")
             assert "Traceback" not in errors
             self.server.start()
-            print(f"killed before request {moment}")
             yield moment
 
 
