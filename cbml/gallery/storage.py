@@ -191,6 +191,9 @@ def _refuse_what_is_no_gallery(folder: Path) -> None:
     if (folder / "run.json").is_file() or is_saved(folder / "model"):
         make = f"cbml index {folder} IMAGES --out gallery"
         raise BadData(f"{folder}: a run, not a gallery; make a gallery with it:  {make}")
+    if not (folder / MANIFEST).exists() and not any(folder.glob("arrays-*")):
+        make = f"cbml index RUN {folder} --out gallery"
+        raise BadData(f"{folder}: not a gallery; make one of the images in it:  {make}")
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         kind = str(manifest["kind"])

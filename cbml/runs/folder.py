@@ -76,6 +76,8 @@ def model_folder(run: Path) -> Path:
     inner = run / "model"
     if (run / "run.json").exists() and not (inner / "manifest.json").exists():
         raise BadData(f"{run}: has no trained model yet; resume with:  cbml train --resume {run}")
+    if not inner.is_dir() and any(run.glob("arrays-*")):
+        raise BadData(f"{run}: a gallery, not a run; give the run that it was made with")
     return inner if inner.is_dir() else run
 
 

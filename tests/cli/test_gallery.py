@@ -53,6 +53,13 @@ def test_index(
     assert f"cbml serve {tmp_path / 'g'}" in out
 
 
+def test_a_gallery_is_no_run(
+    capsys: pytest.CaptureFixture[str], gallery: Path, files: Path, tmp_path: Path
+) -> None:
+    code, _, error = run(capsys, "index", gallery, files, "--out", tmp_path / "g")
+    assert (code, "a gallery, not a run" in error) == (3, True)
+
+
 def test_search_table(capsys: pytest.CaptureFixture[str], gallery: Path, files: Path) -> None:
     query = files / "class 1" / "0.png"
     code, out, _ = run(capsys, "search", gallery, query, query, "--k", 3)

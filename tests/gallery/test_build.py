@@ -273,7 +273,7 @@ def test_damage_is_found_before_use(target: Path) -> None:
 def test_no_gallery_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"no such gallery.*cbml index"):
         Gallery(tmp_path / "nowhere")
-    with pytest.raises(DamagedFile, match="not a saved"):
+    with pytest.raises(BadData, match=r"not a gallery; make one of the images in it:  cbml index"):
         Gallery(tmp_path)
     with pytest.raises(BadData, match="no images found"):
         list_images(tmp_path)
