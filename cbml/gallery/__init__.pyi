@@ -3,13 +3,14 @@ from .builder import BuildSettings as BuildSettings
 from .builder import build as build
 from .builder import remove_images as remove_images
 from .builder import write_near_duplicates as write_near_duplicates
+from .export import EmbeddedFiles as EmbeddedFiles
+from .export import embed_files as embed_files
+from .export import write_vectors as write_vectors
 from .gallery import Gallery as Gallery
 from .images import GalleryImage as GalleryImage
 from .images import ImageRef as ImageRef
 from .images import list_images as list_images
-from .loading import EmbeddedFiles as EmbeddedFiles
-from .loading import embed_files as embed_files
-from .loading import write_vectors as write_vectors
+from .loading import embed_share as embed_share
 from .middleware import allowed_hosts as allowed_hosts
 from .middleware import is_loopback as is_loopback
 from .results import Query as Query

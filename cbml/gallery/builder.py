@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from cbml.errors import BadData
@@ -32,7 +33,7 @@ from cbml.gallery.storage import (
     write_state,
 )
 from cbml.gallery.thumbnails import near_duplicate_groups
-from cbml.index import Kind
+from cbml.index import Index, Kind
 from cbml.models import Embedder
 from cbml.progress import Progress
 
@@ -54,6 +55,7 @@ class BuildSettings:
         store: Where the vectors live, as `cbml.index.open_store` takes it; None keeps them where
             they are, which for a new gallery is its own folder.
         kind: Kind of a new index in the gallery's own folder, as `cbml.Index` takes it.
+        recall: Recall of a new index of kind "pq4", as `cbml.Index` takes it.
         token: For servers that ask for one; never saved.
         rebuild: Embed all images again; needed when the model is another one.
         save_every: Seconds after which what was embedded so far is saved.
@@ -62,6 +64,7 @@ class BuildSettings:
     source: str = ""
     store: str | None = None
     kind: Kind = "flat"
+    recall: float | None = None
     token: str | None = None
     rebuild: bool = False
     save_every: float = 60.0
@@ -80,6 +83,7 @@ class BuildResult:
         labels: Number of different labels.
         duplicates: Images whose content is that of another one in the gallery.
         bad: Path and reason of every file that could not be read.
+        index: What the index says of itself, `cbml.Index.describe`; empty for other stores.
     """
 
     images: int
@@ -90,6 +94,7 @@ class BuildResult:
     labels: int
     duplicates: int
     bad: tuple[tuple[str, str], ...]
+    index: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -105,6 +110,7 @@ def build(
     calibration: "MatchProbability | None" = None,
     trained_on: Collection[str] | None = None,
     settings: BuildSettings | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> BuildResult:
     """Make a gallery of images, or bring one up to date: only new or changed files are embedded.
 
@@ -119,13 +125,15 @@ def build(
         calibration: Calibration of the model, for match probabilities; fitted to these images.
         trained_on: Absolute paths of the images that the model was trained on; None if unknown.
         settings: Where the vectors live and the like.
+        group: Group of torch.distributed whose other processes call `embed_share`: they embed, this
+            one writes.
     """
     with locked(Path(folder), wait=0):
         builder = GalleryBuilder(model, Path(folder), settings or BuildSettings())
         builder.trained_on = None if trained_on is None else set(trained_on)
         changes = changes_since(builder.known(), refs)
         builder.drop(changes)
-        embedded = builder.embed(changes.new)
+        embedded = builder.embed(changes.new, group)
         builder.finish(evaluate, calibration)
         return builder.result(changes, embedded)
 
@@ -214,6 +222,7 @@ class GalleryBuilder:
             dataclasses.replace(self.state, generation=generation),
             token=settings.token,
             kind=settings.kind,
+            recall=settings.recall,
         )
         self.saved = time.monotonic()
         if self.store.immediate and not exists:
@@ -249,13 +258,13 @@ class GalleryBuilder:
                 self._write()  # before they go: an image that is listed must have its vector
             self.store.remove(strangers)
 
-    def embed(self, new: Sequence[ImageRef]) -> int:
+    def embed(self, new: Sequence[ImageRef], group: dist.ProcessGroup | None = None) -> int:
         """Embed files and add them; an interruption keeps what was done. Gives their number."""
         before = len(self.state.images)
         try:
             with Progress("images embedded", len(new)) as progress:
                 for loaded, vectors, parts in embedded_chunks(
-                    self.model, new, self.state.part_names
+                    self.model, new, self.state.part_names, group
                 ):
                     self._add(loaded, vectors, parts)
                     progress.show(len(self.state.images) - before + len(self.state.bad))
@@ -299,6 +308,7 @@ class GalleryBuilder:
             labels=len({image.label for image in images} - {None}),
             duplicates=len(images) - len(contents),
             bad=self.state.bad,
+            index=self.store.describe() if isinstance(self.store, Index) else {},
         )
 
     def _mark_trained(self) -> None:
