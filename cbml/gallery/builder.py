@@ -58,7 +58,8 @@ class BuildSettings:
         recall: Recall of a new index of kind "pq4", as `cbml.Index` takes it.
         token: For servers that ask for one; never saved.
         rebuild: Embed all images again; needed when the model is another one.
-        save_every: Seconds after which what was embedded so far is saved.
+        save_every: Seconds after which what was embedded so far is saved; longer where saving takes
+            more than a tenth of that.
     """
 
     source: str = ""
@@ -224,7 +225,11 @@ class GalleryBuilder:
             kind=settings.kind,
             recall=settings.recall,
         )
-        self.saved = time.monotonic()
+        # What was embedded since the state was last made up: to copy all images for each chunk
+        # would take a time that grows with the square of their number.
+        self.pending: list[tuple[list[LoadedImage], NDArray[np.int64], Parts]] = []
+        self.next_id = self.state.next_id
+        self.saved, self.save_every = time.monotonic(), settings.save_every
         if self.store.immediate and not exists:
             self._write()  # at once: a kill must not forget the name of the server's collection
 
@@ -260,20 +265,22 @@ class GalleryBuilder:
 
     def embed(self, new: Sequence[ImageRef], group: dist.ProcessGroup | None = None) -> int:
         """Embed files and add them; an interruption keeps what was done. Gives their number."""
-        before = len(self.state.images)
+        done = good = 0
         try:
             with Progress("images embedded", len(new)) as progress:
                 for loaded, vectors, parts in embedded_chunks(
                     self.model, new, self.state.part_names, group
                 ):
                     self._add(loaded, vectors, parts)
-                    progress.show(len(self.state.images) - before + len(self.state.bad))
-                    if time.monotonic() - self.saved > self.settings.save_every:
+                    done, good = done + len(loaded), good + len(vectors)
+                    progress.show(done)
+                    if time.monotonic() - self.saved > self.save_every:
                         self._commit()
         except (KeyboardInterrupt, SystemExit):
             self._commit()
             raise
-        return len(self.state.images) - before
+        self._settle()
+        return good
 
     def finish(self, evaluate: Evaluate | None, calibration: "MatchProbability | None") -> None:
         """Scores, map and calibration, and the last commit, where anything is new."""
@@ -339,23 +346,35 @@ class GalleryBuilder:
         self.state = dataclasses.replace(state, calibration=fitted)
 
     def _add(self, loaded: list[LoadedImage], vectors: NDArray[np.float32], parts: Parts) -> None:
-        good = [one for one in loaded if not one.reason]
-        bad = tuple((one.ref.path, one.reason) for one in loaded if one.reason)
-        ids = np.arange(len(good)) + self.state.next_id
-        if good:
+        ids = np.arange(len(vectors)) + self.next_id
+        if len(ids):
             self.store.add(vectors, ids)
             self._forget()
+        self.next_id += len(ids)
+        self.pending.append((loaded, ids, parts))
+
+    def _settle(self) -> None:
+        """Make what was added a part of the state."""
+        added, self.pending = self.pending, []
+        if not added:
+            return
         state = self.state
+        loaded = [one for chunk, _, _ in added for one in chunk]
+        good = [one for one in loaded if not one.reason]
+        ids = np.concatenate([ids for _, ids, _ in added]).tolist()
+        names = {name for _, _, parts in added for name in parts}
+        found = {name: [parts[name] for _, _, parts in added if name in parts] for name in names}
         self.state = dataclasses.replace(
             state,
-            next_id=state.next_id + len(good),
-            images=state.images + tuple(map(_image, ids.tolist(), good)),
+            next_id=self.next_id,
+            images=state.images + tuple(map(_image, ids, good)),
             signatures=np.concatenate([state.signatures, *(one.signature[None] for one in good)]),
-            parts={
-                name: np.concatenate([state.parts[name], part]) if name in state.parts else part
-                for name, part in parts.items()
+            parts=state.parts
+            | {
+                name: np.concatenate([state.parts[name], *new] if name in state.parts else new)
+                for name, new in found.items()
             },
-            bad=state.bad + bad,
+            bad=state.bad + tuple((one.ref.path, one.reason) for one in loaded if one.reason),
         )
 
     def _forget(self) -> None:
@@ -365,10 +384,14 @@ class GalleryBuilder:
 
     def _commit(self) -> None:
         """Save vectors, model and list; readers see all of it or nothing."""
+        start = time.monotonic()
+        self._settle()
         self.state = dataclasses.replace(self.state, generation=self.state.generation + 1)
         self.store.save(self.state.index_folder(self.folder))
         self._write()
         self.saved = time.monotonic()
+        # Each save writes everything: rarer where that takes long, so that it stays a tenth.
+        self.save_every = self.settings.save_every * max(1.0, (self.saved - start) / 6.0)
 
     def _write(self) -> None:
         model_folder = self.state.model_folder(self.folder)

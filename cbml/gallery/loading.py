@@ -102,10 +102,8 @@ def embed_share(model: Embedder, group: dist.ProcessGroup) -> None:
     dist.broadcast_object_list(told, src=0, group=group, device=_CPU)
     refs, parts = told
     share = _share(refs, dist.get_rank(group), dist.get_world_size(group))
-    for loaded, vectors, found in _chunks(model, share, parts):
-        # The pixels have done their work; what is left is small.
-        light = [dataclasses.replace(one, framed=_NO_PIXELS) for one in loaded]
-        dist.send_object_list([(light, vectors, found)], dst=0, group=group, device=_CPU)
+    for chunk in _chunks(model, share, parts):
+        dist.send_object_list([chunk], dst=0, group=group, device=_CPU)
 
 
 def _share(refs: Sequence[ImageRef], rank: int, world: int) -> list[ImageRef]:
@@ -121,6 +119,8 @@ def _chunks(
     framed = FramedModel(model)
     while chunk := list(itertools.islice(loaded, CHUNK)):
         images = [one.framed for one in chunk if not one.reason]
+        # Their pixels will have done their work; what is left is small.
+        chunk = [dataclasses.replace(one, framed=_NO_PIXELS) for one in chunk]
         if parts:
             outputs = embed_outputs(framed, images, parts)
             found = {name: outputs.parts[name].numpy() for name in parts}

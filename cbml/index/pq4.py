@@ -30,7 +30,7 @@ CHANGE = 0.05
 # The cost of the quick look at a row, and of the close look at a candidate, in exact comparisons of
 # one query with one row; for few queries and for many, which exact search multiplies as matrices.
 # benchmarks/index.py prints what they come from.
-FEW, MANY = (1 / 16, 8.0), (1 / 2, 80.0)
+FEW, MANY = (1 / 16, 8.0), (1 / 2, 40.0)
 MANY_QUERIES = 20
 
 

@@ -82,7 +82,7 @@ def test_where_exact_search_is_no_more_work_it_is_exact(monkeypatch: pytest.Monk
 
 def test_many_queries_and_many_neighbors_are_exact() -> None:
     rows, wanted = random_rows(0, 3000, 48), random_rows(1, 40, 48)
-    index, exact = filled(rows, 0.8), Index(48)
+    index, exact = filled(rows, 0.9), Index(48)
     exact.add(rows)
     assert np.array_equal(index.search(wanted, 10).ids, exact.search(wanted, 10).ids)
     assert np.array_equal(index.search(wanted[:1], 101).ids, exact.search(wanted[:1], 101).ids)
