@@ -124,7 +124,7 @@ def galleries(size: int) -> Iterator[Line]:
         yield "gallery: update of one in a hundred", seconds(bring_up_to_date), "s"
         yield "gallery: open", seconds(lambda: Gallery(out).close()), "s"
         with Gallery(out) as gallery:
-            query = gallery.image_query(0)
+            query = gallery.image_query(int(gallery.ids[0]))
             gallery.search(query)
             yield "gallery: search", 1000 * seconds(lambda: gallery.search(query)), "ms"
         yield "data check", seconds(lambda: check(datasets.folder(images))), "s"
