@@ -2,9 +2,9 @@ from .builder import BuildResult as BuildResult
 from .builder import BuildSettings as BuildSettings
 from .builder import build as build
 from .builder import remove_images as remove_images
-from .builder import write_near_duplicates as write_near_duplicates
 from .export import EmbeddedFiles as EmbeddedFiles
 from .export import embed_files as embed_files
+from .export import write_near_duplicates as write_near_duplicates
 from .export import write_vectors as write_vectors
 from .gallery import Gallery as Gallery
 from .images import GalleryImage as GalleryImage

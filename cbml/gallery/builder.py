@@ -14,7 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from cbml.errors import BadData
-from cbml.files import locked, write_csv
+from cbml.files import locked
 from cbml.gallery.images import (
     Changes,
     GalleryImage,
@@ -32,7 +32,6 @@ from cbml.gallery.storage import (
     read_state,
     write_state,
 )
-from cbml.gallery.thumbnails import near_duplicate_groups
 from cbml.index import Index, Kind
 from cbml.models import Embedder
 from cbml.progress import Progress
@@ -167,25 +166,6 @@ def remove_images(
         builder.drop(changes)
         builder.finish(evaluate, None)
         return builder.result(changes, 0)
-
-
-def write_near_duplicates(path: Path, folder: Path | str) -> int:
-    """Write groups of near-duplicate images as a CSV table; gives the number of groups.
-
-    Args:
-        path: The file to create or replace.
-        folder: Folder of the gallery.
-    """
-    state = read_state(Path(folder))
-    groups = near_duplicate_groups(state.signatures)
-    rows: list[list[object]] = []
-    for number, members in enumerate(groups, start=1):
-        first = state.images[members[0]]
-        for image in (state.images[index] for index in members):
-            same, label = image.sha256 == first.sha256, image.label or ""
-            rows.append([number, image.id, image.name, label, image.path, int(same)])
-    write_csv(path, ["group", "id", "name", "label", "path", "same_content"], rows)
-    return len(groups)
 
 
 class GalleryBuilder:

@@ -1,4 +1,4 @@
-"""Embeddings of many files as plain arrays, in a file for other programs."""
+"""What other programs read: embeddings as plain arrays, groups of near-duplicates as a table."""
 
 import hashlib
 import os
@@ -13,9 +13,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from cbml.errors import BadData, MissingExtra
-from cbml.files import replaced_file
+from cbml.files import replaced_file, write_csv
 from cbml.gallery.images import ImageRef, shown, write_bad_images
 from cbml.gallery.loading import CHUNK, embedded_chunks, fingerprint
+from cbml.gallery.storage import read_state
+from cbml.gallery.thumbnails import near_duplicate_groups
 from cbml.models import Embedder
 from cbml.progress import Progress
 
@@ -152,6 +154,25 @@ def write_vectors(path: Path, embedded: EmbeddedFiles) -> None:
     if embedded.bad:
         write_bad_images(path.parent / "bad_images.csv", embedded.bad)
     _delete_chunks(path)
+
+
+def write_near_duplicates(path: Path, folder: Path | str) -> int:
+    """Write groups of near-duplicate images as a CSV table; gives the number of groups.
+
+    Args:
+        path: The file to create or replace.
+        folder: Folder of the gallery.
+    """
+    state = read_state(Path(folder))
+    groups = near_duplicate_groups(state.signatures)
+    rows: list[list[object]] = []
+    for number, members in enumerate(groups, start=1):
+        first = state.images[members[0]]
+        for image in (state.images[index] for index in members):
+            same, label = image.sha256 == first.sha256, image.label or ""
+            rows.append([number, image.id, image.name, label, image.path, int(same)])
+    write_csv(path, ["group", "id", "name", "label", "path", "same_content"], rows)
+    return len(groups)
 
 
 def _write_parquet(path: Path, columns: dict[str, list[str]], vectors: NDArray[np.float32]) -> None:
