@@ -6,7 +6,7 @@ the sum of squared distances to the nearest center, found for all by the same ex
 vectors lie around 11,318 centers, as many as SOP has classes. Contestants take turns; the ratio is
 that of the quickest of their times.
 
-    python benchmarks/kmeans.py [--quick] [--rounds 20] [--repeats 3]
+    python benchmarks/kmeans.py [--quick] [--rounds 20] [--repeats 3] [--elkan]
 """
 
 import argparse
@@ -103,15 +103,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the vectors and clusters")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--elkan", action="store_true", help="Elkan's form, too; many minutes")
     options = parser.parse_args()
     count, classes, clusters = (5_955, 1_132, 1_000) if options.quick else (59_551, 11_318, 10_000)
     rows = vectors(count, classes)
     contestants: dict[str, Callable[[Vectors, int, int], Vectors]] = {
         "cbml.index.kmeans": ours,
         "scikit-learn KMeans (Lloyd)": lloyd,
-        "scikit-learn KMeans (Elkan)": elkan,
         "scikit-learn MiniBatchKMeans": mini_batch,
     }
+    if options.elkan:
+        contestants["scikit-learn KMeans (Elkan)"] = elkan
     threads = torch.get_num_threads()
     print(f"{count:,} x 128 in {clusters:,} clusters, {options.rounds} rounds, {threads} threads")
     seconds: dict[str, list[float]] = {name: [] for name in contestants}

@@ -7,6 +7,7 @@ A verb's file imports nothing heavy at its top, so that help answers at once; it
 function or a `typer.Typer` group, and is listed in VERBS.
 """
 
+import contextlib
 import errno
 import importlib
 import os
@@ -16,15 +17,19 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import cbml
 from cbml.errors import BadData, DamagedFile
 
-__all__ = ["VERBS", "OwnBackbone", "exit_code", "main", "program_name"]
+if TYPE_CHECKING:
+    from cbml.training import Distributed
+
+__all__ = ["VERBS", "OwnBackbone", "Processes", "exit_code", "joined", "main", "program_name"]
 
 #: The option of the verbs that load a trained model, whose network may be the user's own.
 OwnBackbone = Annotated[
@@ -34,6 +39,16 @@ OwnBackbone = Annotated[
         metavar="MODULE:FUNCTION",
         help="Your own network, if the model was trained with one.",
         show_default=False,
+    ),
+]
+
+#: The option of the verbs that embed many images.
+Processes = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Processes on this machine that embed together. On several machines, start the same "
+        "command by torchrun on each.",
     ),
 ]
 
@@ -127,6 +142,22 @@ def _short(program: str) -> str:
     if found is not None and os.path.abspath(found) == os.path.abspath(program):
         return name
     return shlex.quote(min(os.path.relpath(program), os.path.abspath(program), key=len))
+
+
+@contextlib.contextmanager
+def joined(processes: int) -> Iterator["Distributed"]:
+    """This process, or several: those that it starts with its own words, or torchrun's.
+
+    Args:
+        processes: How many on this machine.
+    """
+    from cbml.training import join_processes, last_word, run_processes
+
+    if processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        words = sys.argv[1:]
+        raise typer.Exit(run_processes(processes, words, shlex.join(["cbml", *words])))
+    with join_processes() as distributed, last_word(exit_code):
+        yield distributed
 
 
 def exit_code(error: Exception) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cbml.cli import OwnBackbone
+from cbml.cli import OwnBackbone, Processes, joined
 
 
 def verb(
@@ -30,6 +30,7 @@ def verb(
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
     ] = False,
+    processes: Processes = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was written as JSON.")
     ] = False,
@@ -38,23 +39,29 @@ def verb(
     """Write the vectors of images to a file: vectors, paths, names and labels.
 
     The .npz file holds plain arrays: np.load(file)["vectors"] is float32 of shape (N, D), each row
-    of length 1. Files that cannot be read are left out and listed in bad_images.csv beside it.
+    of length 1. Files that cannot be read are left out and listed in bad_images.csv beside it. The
+    same command resumes after an interruption.
 
     \b
     Examples:
       cbml embed runs/emoji my-images/ --out vectors.npz
       cbml embed resnet50 trees.csv --out vectors.parquet --json
+      cbml embed runs/emoji my-images/ --out vectors.npz --processes 4
     """
     from cbml.errors import BadData
-    from cbml.gallery import embed_files, list_images, write_vectors
+    from cbml.gallery import embed_files, embed_share, list_images, write_vectors
     from cbml.runs import open_model, use_backbone
 
     if out.suffix not in (".npz", ".parquet"):
         raise BadData(f"--out {out}: must end in .npz or .parquet")
     use_backbone(backbone)
-    listed = list_images(images, split=split, allow_partial=allow_partial)
-    done = embed_files(open_model(run), listed)
-    write_vectors(out, done)
+    with joined(processes) as distributed:
+        if distributed.group is not None and not distributed.is_main_process:
+            embed_share(open_model(run), distributed.group)
+            return
+        listed = list_images(images, split=split, allow_partial=allow_partial)
+        done = embed_files(open_model(run), listed, out=out, group=distributed.group)
+        write_vectors(out, done)
     facts: dict[str, Any] = {
         "file": str(out),
         "images": len(done.refs),

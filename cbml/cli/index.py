@@ -4,13 +4,15 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cbml.cli import OwnBackbone, program_name
+from cbml.cli import OwnBackbone, Processes, joined, program_name
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from cbml.gallery import BuildResult, BuildSettings, ImageRef
 
 
@@ -45,8 +47,17 @@ def verb(
         ),
     ] = None,
     kind: Annotated[
-        Literal["flat", "sq8", "hnsw"], typer.Option(help="Kind of faiss index; flat is exact.")
+        Literal["flat", "sq8", "pq4"], typer.Option(help="Kind of faiss index; flat is exact.")
     ] = "flat",
+    recall: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the true nearest images that searches find; for --kind pq4, which "
+            "measures it.",
+            show_default="0.95",
+        ),
+    ] = None,
+    processes: Processes = 1,
     rebuild: Annotated[
         bool,
         typer.Option("--rebuild", help="Embed all images again, for example with another model."),
@@ -89,34 +100,48 @@ def verb(
     Examples:
       cbml index runs/emoji my-images/ --out gallery
       cbml index runs/emoji emoji --split test --out gallery --json
+      cbml index runs/emoji my-images/ --out gallery --kind pq4 --recall 0.9 --processes 4
       cbml index --out gallery --remove "cats/blurred.jpg"
     """
     from cbml.evaluation import evaluate
-    from cbml.gallery import BuildSettings, list_images, remove_images, write_near_duplicates
-    from cbml.runs import use_backbone
+    from cbml.gallery import (
+        BuildSettings,
+        embed_share,
+        list_images,
+        remove_images,
+        write_near_duplicates,
+    )
+    from cbml.runs import open_model, use_backbone
 
     use_backbone(backbone)
     if remove and (run or images):
         raise typer.BadParameter("--remove works on the gallery alone: leave out RUN and IMAGES")
     if remove:
         built = remove_images(out, remove, evaluate=evaluate)
+    elif recall is not None and (kind != "pq4" or not 0.0 < recall < 1.0):
+        raise typer.BadParameter("--recall is a number between 0 and 1, for --kind pq4")
     elif run and images:
         settings = BuildSettings(
             source=images,
             store=store,
             kind=kind,
+            recall=recall,
             token=os.environ.get("CBML_STORE_TOKEN"),
             rebuild=rebuild,
         )
-        refs = list_images(
-            images,
-            split=split,
-            allow_partial=allow_partial,
-            label_from=label_from,
-            path_column=path_column,
-            label_column=label_column,
-        )
-        built = _build(run, refs, out, settings)
+        with joined(processes) as distributed:
+            if distributed.group is not None and not distributed.is_main_process:
+                embed_share(open_model(run), distributed.group)
+                return
+            refs = list_images(
+                images,
+                split=split,
+                allow_partial=allow_partial,
+                label_from=label_from,
+                path_column=path_column,
+                label_column=label_column,
+            )
+            built = _build(run, refs, out, settings, distributed.group)
     else:
         raise typer.BadParameter("give RUN and IMAGES, or --remove NAME")
     groups = None if near_duplicates is None else write_near_duplicates(near_duplicates, out)
@@ -128,7 +153,13 @@ def verb(
         print(f"  {groups:,} groups of near-duplicates: {near_duplicates}")
 
 
-def _build(run: str, refs: "list[ImageRef]", out: Path, settings: "BuildSettings") -> "BuildResult":
+def _build(
+    run: str,
+    refs: "list[ImageRef]",
+    out: Path,
+    settings: "BuildSettings",
+    group: "ProcessGroup | None",
+) -> "BuildResult":
     from cbml.evaluation import evaluate
     from cbml.gallery import build
     from cbml.runs import open_model, run_calibration, training_paths
@@ -141,6 +172,18 @@ def _build(run: str, refs: "list[ImageRef]", out: Path, settings: "BuildSettings
         calibration=run_calibration(run),
         trained_on=training_paths(run),
         settings=settings,
+        group=group,
+    )
+
+
+def _search_line(index: dict[str, Any]) -> str:
+    """What an approximate index promises, or why it does not approximate."""
+    if index["exact"] or not index["nearest"][0]["candidates"]:
+        return f"searches exactly: a recall of {index['recall']:g} would be no less work"
+    ten = index["nearest"][0]
+    return (
+        f"searches find {100 * ten['recall']:.1f} % of the ten nearest images, measured with "
+        f"{index['measured_with']} of them; asked for {100 * index['recall']:g} %"
     )
 
 
@@ -151,6 +194,8 @@ def _print_result(out: Path, built: "BuildResult") -> None:
         f"  {built.embedded:,} embedded, {built.kept:,} kept ({built.renamed:,} renamed), "
         f"{built.removed:,} removed"
     )
+    if "recall" in built.index:
+        print(f"  {_search_line(built.index)}")
     if built.duplicates:
         verb = "has" if built.duplicates == 1 else "have"
         print(f"  {built.duplicates:,} of them {verb} the same content as another one")

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from cbml.errors import BadData
-from cbml.files import locked, write_csv
+from cbml.files import locked
 from cbml.gallery.images import (
     Changes,
     GalleryImage,
@@ -31,8 +32,7 @@ from cbml.gallery.storage import (
     read_state,
     write_state,
 )
-from cbml.gallery.thumbnails import near_duplicate_groups
-from cbml.index import Kind
+from cbml.index import Index, Kind
 from cbml.models import Embedder
 from cbml.progress import Progress
 
@@ -54,14 +54,17 @@ class BuildSettings:
         store: Where the vectors live, as `cbml.index.open_store` takes it; None keeps them where
             they are, which for a new gallery is its own folder.
         kind: Kind of a new index in the gallery's own folder, as `cbml.Index` takes it.
+        recall: Recall of a new index of kind "pq4", as `cbml.Index` takes it.
         token: For servers that ask for one; never saved.
         rebuild: Embed all images again; needed when the model is another one.
-        save_every: Seconds after which what was embedded so far is saved.
+        save_every: Seconds after which what was embedded so far is saved; longer where saving takes
+            more than a tenth of that.
     """
 
     source: str = ""
     store: str | None = None
     kind: Kind = "flat"
+    recall: float | None = None
     token: str | None = None
     rebuild: bool = False
     save_every: float = 60.0
@@ -80,6 +83,7 @@ class BuildResult:
         labels: Number of different labels.
         duplicates: Images whose content is that of another one in the gallery.
         bad: Path and reason of every file that could not be read.
+        index: What the index says of itself, `cbml.Index.describe`; empty for other stores.
     """
 
     images: int
@@ -90,6 +94,7 @@ class BuildResult:
     labels: int
     duplicates: int
     bad: tuple[tuple[str, str], ...]
+    index: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -105,6 +110,7 @@ def build(
     calibration: "MatchProbability | None" = None,
     trained_on: Collection[str] | None = None,
     settings: BuildSettings | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> BuildResult:
     """Make a gallery of images, or bring one up to date: only new or changed files are embedded.
 
@@ -119,13 +125,15 @@ def build(
         calibration: Calibration of the model, for match probabilities; fitted to these images.
         trained_on: Absolute paths of the images that the model was trained on; None if unknown.
         settings: Where the vectors live and the like.
+        group: Group of torch.distributed whose other processes call `embed_share`: they embed, this
+            one writes.
     """
     with locked(Path(folder), wait=0):
         builder = GalleryBuilder(model, Path(folder), settings or BuildSettings())
         builder.trained_on = None if trained_on is None else set(trained_on)
         changes = changes_since(builder.known(), refs)
         builder.drop(changes)
-        embedded = builder.embed(changes.new)
+        embedded = builder.embed(changes.new, group)
         builder.finish(evaluate, calibration)
         return builder.result(changes, embedded)
 
@@ -158,25 +166,6 @@ def remove_images(
         builder.drop(changes)
         builder.finish(evaluate, None)
         return builder.result(changes, 0)
-
-
-def write_near_duplicates(path: Path, folder: Path | str) -> int:
-    """Write groups of near-duplicate images as a CSV table; gives the number of groups.
-
-    Args:
-        path: The file to create or replace.
-        folder: Folder of the gallery.
-    """
-    state = read_state(Path(folder))
-    groups = near_duplicate_groups(state.signatures)
-    rows: list[list[object]] = []
-    for number, members in enumerate(groups, start=1):
-        first = state.images[members[0]]
-        for image in (state.images[index] for index in members):
-            same, label = image.sha256 == first.sha256, image.label or ""
-            rows.append([number, image.id, image.name, label, image.path, int(same)])
-    write_csv(path, ["group", "id", "name", "label", "path", "same_content"], rows)
-    return len(groups)
 
 
 class GalleryBuilder:
@@ -214,8 +203,13 @@ class GalleryBuilder:
             dataclasses.replace(self.state, generation=generation),
             token=settings.token,
             kind=settings.kind,
+            recall=settings.recall,
         )
-        self.saved = time.monotonic()
+        # What was embedded since the state was last made up: to copy all images for each chunk
+        # would take a time that grows with the square of their number.
+        self.pending: list[tuple[list[LoadedImage], NDArray[np.int64], Parts]] = []
+        self.next_id = self.state.next_id
+        self.saved, self.save_every = time.monotonic(), settings.save_every
         if self.store.immediate and not exists:
             self._write()  # at once: a kill must not forget the name of the server's collection
 
@@ -249,22 +243,24 @@ class GalleryBuilder:
                 self._write()  # before they go: an image that is listed must have its vector
             self.store.remove(strangers)
 
-    def embed(self, new: Sequence[ImageRef]) -> int:
+    def embed(self, new: Sequence[ImageRef], group: dist.ProcessGroup | None = None) -> int:
         """Embed files and add them; an interruption keeps what was done. Gives their number."""
-        before = len(self.state.images)
+        done = good = 0
         try:
             with Progress("images embedded", len(new)) as progress:
                 for loaded, vectors, parts in embedded_chunks(
-                    self.model, new, self.state.part_names
+                    self.model, new, self.state.part_names, group
                 ):
                     self._add(loaded, vectors, parts)
-                    progress.show(len(self.state.images) - before + len(self.state.bad))
-                    if time.monotonic() - self.saved > self.settings.save_every:
+                    done, good = done + len(loaded), good + len(vectors)
+                    progress.show(done)
+                    if time.monotonic() - self.saved > self.save_every:
                         self._commit()
         except (KeyboardInterrupt, SystemExit):
             self._commit()
             raise
-        return len(self.state.images) - before
+        self._settle()
+        return good
 
     def finish(self, evaluate: Evaluate | None, calibration: "MatchProbability | None") -> None:
         """Scores, map and calibration, and the last commit, where anything is new."""
@@ -299,6 +295,7 @@ class GalleryBuilder:
             labels=len({image.label for image in images} - {None}),
             duplicates=len(images) - len(contents),
             bad=self.state.bad,
+            index=self.store.describe() if isinstance(self.store, Index) else {},
         )
 
     def _mark_trained(self) -> None:
@@ -329,23 +326,35 @@ class GalleryBuilder:
         self.state = dataclasses.replace(state, calibration=fitted)
 
     def _add(self, loaded: list[LoadedImage], vectors: NDArray[np.float32], parts: Parts) -> None:
-        good = [one for one in loaded if not one.reason]
-        bad = tuple((one.ref.path, one.reason) for one in loaded if one.reason)
-        ids = np.arange(len(good)) + self.state.next_id
-        if good:
+        ids = np.arange(len(vectors)) + self.next_id
+        if len(ids):
             self.store.add(vectors, ids)
             self._forget()
+        self.next_id += len(ids)
+        self.pending.append((loaded, ids, parts))
+
+    def _settle(self) -> None:
+        """Make what was added a part of the state."""
+        added, self.pending = self.pending, []
+        if not added:
+            return
         state = self.state
+        loaded = [one for chunk, _, _ in added for one in chunk]
+        good = [one for one in loaded if not one.reason]
+        ids = np.concatenate([ids for _, ids, _ in added]).tolist()
+        names = {name for _, _, parts in added for name in parts}
+        found = {name: [parts[name] for _, _, parts in added if name in parts] for name in names}
         self.state = dataclasses.replace(
             state,
-            next_id=state.next_id + len(good),
-            images=state.images + tuple(map(_image, ids.tolist(), good)),
+            next_id=self.next_id,
+            images=state.images + tuple(map(_image, ids, good)),
             signatures=np.concatenate([state.signatures, *(one.signature[None] for one in good)]),
-            parts={
-                name: np.concatenate([state.parts[name], part]) if name in state.parts else part
-                for name, part in parts.items()
+            parts=state.parts
+            | {
+                name: np.concatenate([state.parts[name], *new] if name in state.parts else new)
+                for name, new in found.items()
             },
-            bad=state.bad + bad,
+            bad=state.bad + tuple((one.ref.path, one.reason) for one in loaded if one.reason),
         )
 
     def _forget(self) -> None:
@@ -355,10 +364,14 @@ class GalleryBuilder:
 
     def _commit(self) -> None:
         """Save vectors, model and list; readers see all of it or nothing."""
+        start = time.monotonic()
+        self._settle()
         self.state = dataclasses.replace(self.state, generation=self.state.generation + 1)
         self.store.save(self.state.index_folder(self.folder))
         self._write()
         self.saved = time.monotonic()
+        # Each save writes everything: rarer where that takes long, so that it stays a tenth.
+        self.save_every = self.settings.save_every * max(1.0, (self.saved - start) / 6.0)
 
     def _write(self) -> None:
         model_folder = self.state.model_folder(self.folder)

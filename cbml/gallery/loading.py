@@ -5,27 +5,27 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cbml.data import BYTE_LIMIT, UnreadableImage, prefetch, read_image
-from cbml.errors import BadData, MissingExtra
-from cbml.files import replaced_file
-from cbml.gallery.images import ImageRef, shown, write_bad_images
+from cbml.gallery.images import ImageRef
 from cbml.gallery.thumbnails import Signature, signature_of
 from cbml.models import Embedder, embed, embed_outputs
 from cbml.outputs import Outputs, Reranker
-from cbml.progress import Progress
 
 CHUNK = 256  # images
+_CPU, _NO_PIXELS = torch.device("cpu"), torch.empty(0, dtype=torch.uint8)
 
 Frame = Callable[[Tensor], Tensor]
 Parts = Mapping[str, NDArray[np.float32]]
@@ -49,19 +49,8 @@ class LoadedImage:
     sha256: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class EmbeddedFiles:
-    """Embeddings of files.
-
-    Args:
-        refs: The files that could be read.
-        vectors: Their embeddings. (N, D)
-        bad: Path and reason of the others.
-    """
-
-    refs: tuple[ImageRef, ...]
-    vectors: NDArray[np.float32]
-    bad: tuple[tuple[str, str], ...]
+# The files of a chunk, and the embeddings, (M, D), and parts of those that can be read.
+EmbeddedChunk = tuple[list[LoadedImage], NDArray[np.float32], Parts]
 
 
 def load_images(
@@ -77,72 +66,67 @@ def load_images(
 
 
 def embedded_chunks(
-    model: Embedder, refs: Sequence[ImageRef], parts: Sequence[str] = ()
-) -> Iterator[tuple[list[LoadedImage], NDArray[np.float32], Parts]]:
-    """Files in chunks, with embeddings and parts of those of the chunk that can be read. (M, D)"""
+    model: Embedder,
+    refs: Sequence[ImageRef],
+    parts: Sequence[str] = (),
+    group: dist.ProcessGroup | None = None,
+) -> Iterator[EmbeddedChunk]:
+    """Files in chunks, with embeddings and parts of those of the chunk that can be read.
+
+    Where a group is given, this is its first process, and every other one calls `embed_share`: they
+    take turns with the chunks, which come in their order and are the same as those of one process.
+    """
+    if group is None:
+        yield from _chunks(model, refs, parts)
+        return
+    dist.broadcast_object_list([list(refs), tuple(parts)], src=0, group=group, device=_CPU)
+    world = dist.get_world_size(group)
+    own = _chunks(model, _share(refs, 0, world), parts)
+    for number in range(math.ceil(len(refs) / CHUNK)):
+        if number % world == 0:
+            yield next(own)
+        else:
+            received: list[Any] = [None]
+            dist.recv_object_list(received, src=number % world, group=group, device=_CPU)
+            yield received[0]
+
+
+def embed_share(model: Embedder, group: dist.ProcessGroup) -> None:
+    """Embed what falls to this process, for the first one of the group, which does the rest.
+
+    Args:
+        model: The same in every process.
+        group: Group of torch.distributed.
+    """
+    told: list[Any] = [None, None]
+    dist.broadcast_object_list(told, src=0, group=group, device=_CPU)
+    refs, parts = told
+    share = _share(refs, dist.get_rank(group), dist.get_world_size(group))
+    for chunk in _chunks(model, share, parts):
+        dist.send_object_list([chunk], dst=0, group=group, device=_CPU)
+
+
+def _share(refs: Sequence[ImageRef], rank: int, world: int) -> list[ImageRef]:
+    """Every world-th chunk."""
+    starts = range(rank * CHUNK, len(refs), world * CHUNK)
+    return [ref for start in starts for ref in refs[start : start + CHUNK]]
+
+
+def _chunks(
+    model: Embedder, refs: Sequence[ImageRef], parts: Sequence[str]
+) -> Iterator[EmbeddedChunk]:
     loaded = load_images(refs, model.preprocessing.frame)
     framed = FramedModel(model)
     while chunk := list(itertools.islice(loaded, CHUNK)):
         images = [one.framed for one in chunk if not one.reason]
+        # Their pixels will have done their work; what is left is small.
+        chunk = [dataclasses.replace(one, framed=_NO_PIXELS) for one in chunk]
         if parts:
             outputs = embed_outputs(framed, images, parts)
             found = {name: outputs.parts[name].numpy() for name in parts}
             yield chunk, outputs.embeddings.numpy(), found
         else:
             yield chunk, embed(framed, images, progress=False), {}
-
-
-def embed_files(model: Embedder, refs: Sequence[ImageRef]) -> EmbeddedFiles:
-    """The embeddings of files; those that cannot be read are listed with their reasons.
-
-    Args:
-        model: Gives the embeddings.
-        refs: The files, as `list_images` gives them.
-    """
-    good: list[ImageRef] = []
-    bad: list[tuple[str, str]] = []
-    vectors = [np.empty((0, model.dim), dtype=np.float32)]
-    with Progress("images embedded", len(refs)) as progress:
-        for loaded, embedded, _ in embedded_chunks(model, refs):
-            good += [one.ref for one in loaded if not one.reason]
-            bad += [(one.ref.path, one.reason) for one in loaded if one.reason]
-            vectors.append(embedded)
-            progress.show(len(good) + len(bad))
-    if not good:
-        raise BadData(f"none of the images can be read; the first: {bad[0][0]}: {bad[0][1]}")
-    return EmbeddedFiles(tuple(good), np.concatenate(vectors), tuple(bad))
-
-
-def write_vectors(path: Path, embedded: EmbeddedFiles) -> None:
-    """Write embeddings, paths, names and labels as arrays (.npz) or columns (.parquet).
-
-    An image without a label has the empty label. What could not be read goes to bad_images.csv
-    beside the file.
-
-    Args:
-        path: The file to create or replace.
-        embedded: What to write.
-    """
-    columns = {
-        "path": [shown(ref.path) for ref in embedded.refs],
-        "name": [ref.name for ref in embedded.refs],
-        "label": [ref.label or "" for ref in embedded.refs],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced_file(path) as temporary:
-        if path.suffix == ".parquet":
-            _write_parquet(temporary, columns, embedded.vectors)
-        else:
-            with temporary.open("wb") as file:
-                np.savez(
-                    file,
-                    vectors=embedded.vectors,
-                    paths=np.array(columns["path"]),
-                    names=np.array(columns["name"]),
-                    labels=np.array(columns["label"]),
-                )
-    if embedded.bad:
-        write_bad_images(path.parent / "bad_images.csv", embedded.bad)
 
 
 def fingerprint(model: Embedder) -> str:
@@ -216,14 +200,4 @@ def _load(ref: ImageRef, frame: Frame) -> LoadedImage:
 
 
 def _unreadable(ref: ImageRef, reason: str) -> LoadedImage:
-    return LoadedImage(ref, reason, torch.empty(0, dtype=torch.uint8), np.empty(0, np.uint8))
-
-
-def _write_parquet(path: Path, columns: dict[str, list[str]], vectors: NDArray[np.float32]) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingExtra("pyarrow", "table") from None
-    rows = pyarrow.FixedSizeListArray.from_arrays(vectors.reshape(-1), vectors.shape[1])
-    parquet.write_table(pyarrow.table({**columns, "vector": rows}), path)
+    return LoadedImage(ref, reason, _NO_PIXELS, np.empty(0, np.uint8))

@@ -112,7 +112,12 @@ def is_saved(folder: Path) -> bool:
 
 
 def open_vectors(
-    folder: Path, state: State, *, token: str | None = None, kind: Kind | None = None
+    folder: Path,
+    state: State,
+    *,
+    token: str | None = None,
+    kind: Kind | None = None,
+    recall: float | None = None,
 ) -> Store:
     """The vectors of a gallery; `kind` allows them to be made, where they do not exist yet."""
     target = state.index_folder(folder)
@@ -124,6 +129,7 @@ def open_vectors(
         folder=target,
         name=f"cbml_{state.uid}",
         kind=kind or "flat",
+        recall=recall,
         token=token,
     )
 

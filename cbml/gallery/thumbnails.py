@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from scipy.spatial import KDTree
 
 from cbml.data import UnreadableImage, read_image
 from cbml.files import sha256
@@ -113,24 +114,23 @@ def mark_near_duplicates(
 def near_duplicate_groups(signatures: NDArray[np.uint8]) -> list[list[int]]:
     """Indices of images that resemble the first of their group; only groups of two or more.
 
-    Sorted by brightness, near-duplicates lie close together: means that differ by more than the
-    tolerance cannot belong to signatures that differ by less, so few pairs have to be compared.
+    Signatures that differ by at most the tolerance everywhere have quarters whose mean colors do,
+    too. A tree of those gives few candidates for each image, however many images there are.
     """
-    brightness = signatures.mean(axis=1)
-    order = np.argsort(brightness, kind="stable")
-    sorted_brightness = brightness[order]
-    group_of = np.full(len(signatures), -1)
+    half = CELLS // 2
+    quarters = signatures.reshape(-1, 2, half, 2, half, 3).mean(axis=(2, 4)).reshape(-1, 12)
+    tree = KDTree(quarters)
+    grouped = np.zeros(len(signatures), dtype=np.bool_)
     groups: list[list[int]] = []
     for index in range(len(signatures)):
-        if group_of[index] >= 0:
+        if grouped[index]:
             continue
-        bounds = brightness[index] - TOLERANCE, brightness[index] + TOLERANCE
-        low, high = np.searchsorted(sorted_brightness, bounds)
-        near = order[low : high + 1]
-        near = near[(near > index) & (group_of[near] < 0)]
+        found = tree.query_ball_point(quarters[index], TOLERANCE + 1e-6, p=np.inf)
+        near = np.sort(np.asarray(found, dtype=np.int64))
+        near = near[(near > index) & ~grouped[near]]
         difference = np.abs(signatures[near].astype(np.int16) - signatures[index])
-        members = np.sort(near[difference.max(axis=1, initial=0) <= TOLERANCE])
+        members = near[difference.max(axis=1, initial=0) <= TOLERANCE]
         if len(members):
-            group_of[[index, *members]] = len(groups)
+            grouped[[index, *members]] = True
             groups.append([index, *members.tolist()])
     return groups

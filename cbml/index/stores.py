@@ -80,6 +80,7 @@ def open_store(
     folder: Path,
     name: str = "cbml",
     kind: Kind = "flat",
+    recall: float | None = None,
     token: str | None = None,
 ) -> Store:
     """The store at an address, with what it holds; made when it does not exist.
@@ -92,11 +93,13 @@ def open_store(
         name: Name of the collection on a server: letters, digits and underscores. Each gallery
             needs its own.
         kind: Kind of a new "faiss" index.
+        recall: Of a new "faiss" index of kind "pq4".
         token: "user:password" or a key, for servers that ask for one.
     """
     if address == "faiss":
         saved = (folder / MANIFEST).exists()
-        index = Index.load(folder) if saved else Index(dim, kind=kind, folder=folder)
+        new = None if saved else Index(dim, kind=kind, recall=recall, folder=folder)
+        index = Index.load(folder) if new is None else new
         refuse_width(str(folder), index.dim, dim)
         return index
     engine, colon, place = address.partition(":")

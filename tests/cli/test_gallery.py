@@ -60,6 +60,19 @@ def test_a_gallery_is_no_run(
     assert (code, "a gallery, not a run" in error) == (3, True)
 
 
+def test_index_with_a_recall(
+    capsys: pytest.CaptureFixture[str], saved: Path, files: Path, tmp_path: Path
+) -> None:
+    words = ("index", saved, files, "--out", tmp_path / "g", "--recall")
+    for wrong in (("0.9",), ("1.5", "--kind", "pq4")):
+        code, _, errors = run(capsys, *words, *wrong)
+        assert code == 2
+        assert "between 0 and 1, for --kind pq4" in " ".join(errors.replace("│", " ").split())
+    code, out, _ = run(capsys, *words, "0.9", "--kind", "pq4")
+    assert code == 0
+    assert "searches exactly: a recall of 0.9 would be no less work" in out
+
+
 def test_search_table(capsys: pytest.CaptureFixture[str], gallery: Path, files: Path) -> None:
     query = files / "class 1" / "0.png"
     code, out, _ = run(capsys, "search", gallery, query, query, "--k", 3)

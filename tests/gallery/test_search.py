@@ -16,7 +16,12 @@ from cbml.gallery import Gallery, Query, SearchOptions, build, list_images, resu
 from cbml.gallery import gallery as search
 from cbml.gallery.layout import _descend, _gradient, _joint, layout
 from cbml.gallery.scores import compare_search, counterparts, worst_queries
-from cbml.gallery.thumbnails import mark_near_duplicates, signature_of
+from cbml.gallery.thumbnails import (
+    TOLERANCE,
+    mark_near_duplicates,
+    near_duplicate_groups,
+    signature_of,
+)
 from tests.gallery import small
 from tests.oracles import gallery as oracle
 
@@ -337,3 +342,19 @@ def test_only_images_that_are_shown_are_looked_around(
         plain = opened.search(stranger, SearchOptions(k=3)).results
         assert searched[3:] == [1]
         assert [one.probability for one in plain] != [one.probability for one in first]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_of_near_duplicates_are_those_of_plain_loops(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    few = chance.integers(0, 256, (12, 192))
+    noise = chance.integers(-TOLERANCE, TOLERANCE + 1, (80, 192)) * (chance.random((80, 1)) < 0.7)
+    rows = np.clip(few[chance.integers(12, size=80)] + noise // chance.integers(1, 4), 0, 255)
+    expected: list[list[int]] = []
+    for index, row in enumerate(rows):
+        if not any(index in group for group in expected):
+            free = [n for n in range(index + 1, 80) if not any(n in group for group in expected)]
+            near = [n for n in free if np.abs(rows[n] - row).max() <= TOLERANCE]
+            expected += [[index, *near]] if near else []
+    assert expected
+    assert near_duplicate_groups(rows.astype(np.uint8)) == expected

@@ -27,6 +27,8 @@ Arrays = dict[str, np.ndarray]
 
 
 def an_index(kind: str = "flat", seed: int = 0, number: int = 60) -> Index:
+    """Rows of 16 numbers; of a kind with codes so many that it has some."""
+    number = number + 1000 if kind == "pq4" else number
     index = Index(16, kind=kind)  # type: ignore[arg-type]
     index.add(random_rows(seed, number), random_ids(seed, number))
     index.remove(index.ids()[:5])
@@ -56,8 +58,7 @@ def test_an_index_comes_back_bit_for_bit(kind: str, number: int, tmp_path: Path)
     assert names[0] == names[1], "equal content gives equal names"
     more = random_rows(5, 20)
     assert loaded.add(more).tolist() == index.add(more).tolist(), "ids go on where they were"
-    if kind != "hnsw":  # a graph draws new levels when it grows
-        assert same(index, loaded)
+    assert same(index, loaded)
 
 
 @pytest.mark.parametrize("call", ["open", "replace", "fsync", "chmod"])
@@ -292,19 +293,15 @@ FORGERIES: list[tuple[str, Callable[[Arrays], None]]] = [
     ("sq8", put("reach", at(0, np.nan))),
     ("sq8", put("reach", at(0, 0.0))),
     ("sq8", put("reach", lambda reach: reach[:-1])),
-    ("hnsw", put("neighbors", at(0, 60))),
-    ("hnsw", put("neighbors", at(0, -2))),
-    ("hnsw", put("neighbors", lambda array: array[:-1])),
-    ("hnsw", put("neighbors", lambda array: array.astype(np.int64))),
-    ("hnsw", put("levels", at(0, 0))),
-    ("hnsw", put("levels", at(0, 100))),
-    ("hnsw", put("levels", lambda levels: levels[:-1])),
-    ("hnsw", put("entry", at(0, -1))),
-    ("hnsw", put("entry", at(0, 60))),
-    ("hnsw", put("live", at(-1, 60))),
-    ("hnsw", put("live", at(0, -1))),
-    ("hnsw", put("live", lambda live: live[::-1])),
-    ("hnsw", lambda arrays: arrays.pop("levels")),
+    ("pq4", put("codes", lambda codes: codes.astype(np.int8))),
+    ("pq4", put("codes", lambda codes: codes[:-1])),
+    ("pq4", put("codes", lambda codes: codes[:, :-1])),
+    ("pq4", put("codebook", at(0, np.nan))),
+    ("pq4", put("codebook", at(0, 5.0))),
+    ("pq4", put("codebook", lambda book: book[:-1])),
+    ("pq4", put("codebook", lambda book: book.astype(np.float64))),
+    ("pq4", lambda arrays: arrays.pop("codebook")),
+    ("pq4", lambda arrays: arrays.update(more=np.zeros(1))),
 ]
 
 
@@ -315,27 +312,64 @@ def test_forged_arrays_are_refused(number: int, tmp_path: Path) -> None:
     parts, about = load_folder(tmp_path, "cbml index 1")
     arrays = safetensors.numpy.load_file(parts["index.safetensors"])
     save_arrays(tmp_path, arrays, about)
-    assert same(Index.load(tmp_path), an_index(kind)) or kind == "hnsw", "the forger can write"
+    assert same(Index.load(tmp_path), an_index(kind)), "the forger can write"
     forge(arrays)
     save_arrays(tmp_path, arrays, about)
     with pytest.raises(DamagedFile, match="not a saved index"):
         Index.load(tmp_path)
 
 
-def test_a_neighbor_must_reach_its_level(tmp_path: Path) -> None:
-    """Otherwise faiss reads the list of another row, or past the last one."""
-    index = an_index("hnsw", number=400)
-    index.save(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("recall", 1.0),
+        ("recall", "0.9"),
+        ("trained_on", 3),
+        ("measured", {}),
+        ("candidates", [5, 200]),
+        ("candidates", [None, 10**6]),
+        ("candidates", [20.0, 200]),
+        ("candidates", [20]),
+        ("recalls", ["a", 1.0]),
+        ("queries", 0),
+    ],
+)
+def test_forged_measurements_are_refused(name: str, value: object, tmp_path: Path) -> None:
+    an_index("pq4", number=3000).save(tmp_path)
     parts, about = load_folder(tmp_path, "cbml index 1")
     arrays = safetensors.numpy.load_file(parts["index.safetensors"])
-    entry = int(arrays["entry"][0])
-    low = int(np.flatnonzero(arrays["levels"] == 1)[0])
-    assert arrays["levels"][entry] > 1
-    lists = 64 + 32 * (arrays["levels"] - 1)
-    arrays["neighbors"][lists[:entry].sum() + 64] = low
+    facts = about["approximation"]
+    (facts if name in facts else facts["measured"])[name] = value
     save_arrays(tmp_path, arrays, about)
-    with pytest.raises(DamagedFile, match="levels that they do not reach"):
+    with pytest.raises(DamagedFile, match="not a saved index"):
         Index.load(tmp_path)
+
+
+@pytest.mark.parametrize("number", [0, 60])
+def test_a_graph_of_older_versions_is_read_as_codes(number: int, tmp_path: Path) -> None:
+    """Kind "hnsw" is gone; what it saved is not."""
+    rows, live = random_rows(0, number), np.arange(1, number, 2)
+    arrays = {
+        "vectors": rows,
+        "live": live,
+        "levels": np.ones(number, dtype=np.int32),
+        "neighbors": np.full(64 * number, -1, dtype=np.int32),
+        "entry": np.zeros(1, dtype=np.int64),
+        "ids": live + 100,
+    }
+    about = {"dim": 16, "kind": "hnsw", "rows": len(live), "next_id": 1000}
+    save_arrays(tmp_path, arrays, about)
+    index = Index.load(tmp_path)
+    assert index.kind == "pq4"
+    assert index.ids().tolist() == (live + 100).tolist()
+    assert np.array_equal(index.vectors(index.ids()), rows[live])
+    index.save()
+    assert same(Index.load(tmp_path), index)
+    for forged in (live - 2, live[::-1], live + number, live.astype(np.float64), live[:, None]):
+        if number:
+            save_arrays(tmp_path, arrays | {"live": forged}, about)
+            with pytest.raises(DamagedFile, match="not a saved index"):
+                Index.load(tmp_path)
 
 
 @pytest.mark.parametrize(
