@@ -67,7 +67,7 @@ def test_a_run_that_looks_at_the_test_shows_how_far_probabilities_hold_there(
     assert record["test_evaluations"] == 1
     report = (out / "report.html").read_text()
     assert report.count(shown) == 2
-    assert "on test classes, to which nothing was fitted" in report
+    assert "on the test, to which nothing was fitted" in report
     assert f"calibration error {found['ece']:.3f}" in report
 
 

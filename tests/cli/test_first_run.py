@@ -103,7 +103,8 @@ def test_a_training_that_did_not_help_says_so_in_its_last_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    harm = ["--set", "learning_rate=3", "--set", "validation=0.6"]
+    changes = ("learning_rate=3", "ema=0", "min_area=0.16", "validation=0.6")
+    harm = [word for change in changes for word in ("--set", change)]
     assert run(["train", str(folder), *SMALL, *harm, "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert read_record(out)["best_step"] == 0

@@ -33,7 +33,7 @@ def test_results_can_be_sorted_by_probability_and_the_page_says_why(visit: Visit
     assert not explanation.is_visible()
     page.locator("#why summary").click()
     assert explanation.inner_text().count(".") == 1  # one sentence
-    assert "a lower rank can have a higher probability" in explanation.inner_text()
+    assert "a result further down can be more probable" in explanation.inner_text()
     page.keyboard.press("Escape")
     assert not explanation.is_visible()
     page.get_by_label("Sort").select_option("similarity")
