@@ -192,8 +192,14 @@ def test_large_uploads_do_not_starve_searches(gallery_folder: Path) -> None:
 
 
 def ask(connection: socket.socket) -> bytes:
+    """The whole answer: its head and its body may come apart."""
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    return connection.recv(65536)
+    answer = connection.recv(65536)
+    while not answer.endswith(b"}"):
+        more = connection.recv(65536)
+        assert more, f"the connection was closed after {answer!r}"
+        answer += more
+    return answer
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["never asked", "asked once"])
