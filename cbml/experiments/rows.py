@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from cbml.errors import BadData
 from cbml.losses import LOSSES
-from cbml.methods import METHODS
 from cbml.runs import FLAT_KEYS, SECTIONS, RunConfig, build_run_loss
 
 Scale = Literal["full", "laptop"]
@@ -38,28 +37,13 @@ DATA_NAMES = {
     "imagenet": "ImageNet-zero-shot",
 }
 
-# Methods of ours in the tables with labels, as the paper prints them.
-_METHOD_NAMES = {
-    name for entry in METHODS.values() if entry.labels == "known" for name in entry.printed
-}
-_REASONS = {
+# Why the rows of a published method are not run.
+PUBLISHED_ONLY = {
     "Gain": "the difference of two rows, not a method",
     "aISIF": "neither equations nor a program are public",
     "PSLR": "the announced program was never published, and no equations are public",
     "CE": "a classifier over raw features; ours is normalized",
-    **dict.fromkeys(
-        (
-            *("A-BIER", "BIER", "Contrastive+HORDE", "D & C"),
-            *("DCML-MDW", "DRML-MDW", "DRML-PA", "DeML", "Divide-Conquer"),
-            *("Fusing-Net", "HDC", "HDML", "LSCM-GNN", "MIC+Margin"),
-            *("PA+DIML", "PADS"),
-            *("Sharing-DML", "Smart Mining"),
-        ),
-        "the method is not among our losses",
-    ),
 }
-# Why the rows of a published method are not run.
-PUBLISHED_ONLY = {name: why for name, why in _REASONS.items() if name not in _METHOD_NAMES}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,8 @@ class WithProxies(nn.Module):
         learning_rate_factor: float = 10.0,
     ) -> None:
         super().__init__()
-        if any(True for _ in loss.parameters()) or not getattr(loss, "_takes_references", True):
+        learns = next(loss.parameters(), None) is not None
+        if learns or not getattr(loss, "_takes_references", True):
             raise ValueError(f"proxy_weight: {type(loss).__name__} is not a loss of pairs alone")
         self.loss = loss
         self.proxy_weight = check_number(proxy_weight, "proxy_weight", at_least=0.0)
