@@ -1,10 +1,52 @@
-"""What every loss asks of its inputs, and the error that says which argument is wrong."""
+"""The call of every loss, and the checks that name the argument which is wrong."""
 
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class MetricLoss(nn.Module):
+    """The call that all losses here share."""
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of one batch, one number.
+
+        Args:
+            embeddings: One row per image; their direction counts, not their length. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) of a miner, instead of all.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
+        """
+        raise NotImplementedError
+
+    def mine(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> tuple[Tensor, ...] | None:
+        """The pairs or triplets that the loss itself chooses; None where it takes all.
+
+        Args:
+            embeddings: One row per image. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: The pairs among which to choose, instead of all.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
+        """
+        return None
 
 
 def as_matrix(embeddings: Tensor, name: str) -> Tensor:
@@ -91,6 +133,16 @@ def without_self_references(
         if not torch.equal(own.cpu(), other.cpu()):
             raise ValueError("ref_emb is embeddings itself, but ref_labels differ from labels")
     return None, None
+
+
+def as_references(ref_emb: Tensor, ref_labels: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """References as the matrix they are compared with, in its type and place. (R, D) and (R,)"""
+    columns = as_matrix(ref_emb, "ref_emb").to(device=matrix.device, dtype=matrix.dtype)
+    if columns.shape[1] != matrix.shape[1]:
+        raise ValueError(
+            f"ref_emb has {columns.shape[1]} dimensions, embeddings has {matrix.shape[1]}"
+        )
+    return columns, as_labels(ref_labels, columns, "ref_labels")
 
 
 def unit_rows(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:

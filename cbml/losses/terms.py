@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cbml.losses.inputs import (
+    MetricLoss,
     as_labels,
     as_matrix,
     as_pairs,
+    as_references,
     check_range,
     unit_rows,
     without_self_references,
@@ -65,12 +67,7 @@ def compute_terms(
     row_labels = as_labels(labels, rows, "labels")
     columns, column_labels = None, None
     if ref_emb is not None and ref_labels is not None:
-        columns = as_matrix(ref_emb, "ref_emb").to(device=rows.device, dtype=rows.dtype)
-        if columns.shape[1] != rows.shape[1]:
-            raise ValueError(
-                f"ref_emb has {columns.shape[1]} dimensions, embeddings has {rows.shape[1]}"
-            )
-        column_labels = as_labels(ref_labels, columns, "ref_labels")
+        columns, column_labels = as_references(ref_emb, ref_labels, rows)
     positives, negatives = (None, None) if indices_tuple is None else as_pairs(indices_tuple)
     learns = torch.is_grad_enabled()
     # The compiler takes the operator whole; torch.func wants the function.
@@ -99,11 +96,8 @@ def compute_terms(
     return LossTerms(positive, negative, variance, total)
 
 
-class PairLoss(nn.Module):
-    """A loss that is a `Formula` over all pairs, under the call that every loss here has."""
-
-    def __init__(self) -> None:
-        super().__init__()
+class PairLoss(MetricLoss):
+    """A loss that is a `Formula` over all pairs."""
 
     def formula(self) -> Formula:
         """What to compute. Asked for at each call, so that an option can change between steps."""
@@ -117,15 +111,7 @@ class PairLoss(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """L for one batch.
-
-        Args:
-            embeddings: One row per image; their direction counts, not their length. (B, D)
-            labels: One integer per row. (B,)
-            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
-            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: Labels of `ref_emb`. (R,)
-        """
+        """L for one batch."""
         return self.terms(embeddings, labels, indices_tuple, ref_emb, ref_labels).total
 
     def terms(

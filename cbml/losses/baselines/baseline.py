@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cbml.losses.inputs import (
+    MetricLoss,
     as_labels,
     as_matrix,
     as_pairs,
+    as_references,
     check_range,
     unit_rows,
     without_self_references,
@@ -69,7 +71,7 @@ class Batch:
         return positive, negative
 
 
-class BaselineLoss(nn.Module):
+class BaselineLoss(MetricLoss):
     """A loss of another paper behind the one call that all losses here share.
 
     The loss is computed in float32 (float64 for float64 embeddings) also under autocast, on
@@ -83,9 +85,6 @@ class BaselineLoss(nn.Module):
     _takes_indices: ClassVar[bool] = True
     _takes_references: ClassVar[bool] = True
 
-    def __init__(self) -> None:
-        super().__init__()
-
     def forward(
         self,
         embeddings: Tensor,
@@ -94,15 +93,7 @@ class BaselineLoss(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """The loss of a batch, one number.
-
-        Args:
-            embeddings: one row per image. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: pairs or triplets of a miner, taken instead of the loss's own choice.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: labels of `ref_emb`. (R,)
-        """
+        """The loss of a batch, one number."""
         with _full_precision(embeddings):
             batch = self._batch(embeddings, labels, indices_tuple, ref_emb, ref_labels)
             if not len(batch.anchors) or not len(batch.columns):
@@ -118,15 +109,7 @@ class BaselineLoss(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> tuple[Tensor, ...] | None:
-        """The pairs or triplets that the loss itself chooses; None where it takes all.
-
-        Args:
-            embeddings: one row per image. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: the pairs among which to choose, instead of all.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: labels of `ref_emb`. (R,)
-        """
+        """The pairs or triplets that the loss itself chooses; None where it takes all."""
         with _full_precision(embeddings):
             batch = self._batch(embeddings, labels, indices_tuple, ref_emb, ref_labels)
             return self._mined(batch) if len(batch.anchors) and len(batch.columns) else None
@@ -149,7 +132,8 @@ class BaselineLoss(nn.Module):
         labels = as_labels(labels, anchors, "labels")
         columns, column_labels = anchors, labels
         if ref_emb is not None and ref_labels is not None:
-            columns, column_labels = self._checked_references(ref_emb, ref_labels, anchors)
+            columns, column_labels = as_references(ref_emb, ref_labels, anchors)
+            columns = self._checked_rows(columns, "ref_emb")
         if indices_tuple is not None:
             check_range(*as_pairs(indices_tuple), len(anchors), len(columns))
             indices_tuple = tuple(index.to(anchors.device) for index in indices_tuple)
@@ -160,17 +144,6 @@ class BaselineLoss(nn.Module):
             column_labels=column_labels,
             indices=indices_tuple,
         )
-
-    def _checked_references(
-        self, ref_emb: Tensor, ref_labels: Tensor, anchors: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        columns = self._checked_rows(as_matrix(ref_emb, "ref_emb"), "ref_emb")
-        if columns.shape[1] != anchors.shape[1]:
-            raise ValueError(
-                f"ref_emb has {columns.shape[1]} columns, embeddings {anchors.shape[1]}"
-            )
-        columns = columns.to(anchors.device, anchors.dtype)
-        return columns, as_labels(ref_labels, columns, "ref_labels")
 
     def _checked_rows(self, matrix: Tensor, name: str) -> Tensor:
         units = unit_rows(matrix, name)[0]  # refuses rows that have no direction
