@@ -29,28 +29,7 @@ from cbml.errors import BadData, DamagedFile
 if TYPE_CHECKING:
     from cbml.training import Distributed
 
-__all__ = ["VERBS", "OwnBackbone", "Processes", "exit_code", "joined", "main", "program_name"]
-
-#: The option of the verbs that load a trained model, whose network may be the user's own.
-OwnBackbone = Annotated[
-    str | None,
-    typer.Option(
-        "--backbone",
-        metavar="MODULE:FUNCTION",
-        help="Your own network, if the model was trained with one.",
-        show_default=False,
-    ),
-]
-
-#: The option of the verbs that embed many images.
-Processes = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help="Processes on this machine that embed together. On several machines, start the same "
-        "command by torchrun on each.",
-    ),
-]
+__all__ = ["VERBS", "exit_code", "joined", "main", "program_name", "resumable"]
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)  # a write names no file
 VERBS: tuple[str, ...] = (
@@ -158,6 +137,25 @@ def joined(processes: int) -> Iterator["Distributed"]:
         raise typer.Exit(run_processes(processes, words, shlex.join(["cbml", *words])))
     with join_processes() as distributed, last_word(exit_code):
         yield distributed
+
+
+@contextlib.contextmanager
+def resumable(hint: str) -> Iterator[None]:
+    """Where the work of the block is interrupted, the last line says how to resume it.
+
+    Args:
+        hint: Said behind what stopped it.
+    """
+    from cbml.training import Interrupted
+
+    try:
+        yield
+    except Interrupted as stop:
+        print(f"{stop}; {hint}", file=sys.stderr)
+        raise typer.Exit(stop.exit_code) from None
+    except KeyboardInterrupt:
+        print(f"\nstopped; {hint}", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 def exit_code(error: Exception) -> int:

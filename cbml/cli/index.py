@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cbml.cli import OwnBackbone, Processes, joined, program_name
+from cbml.cli import joined, program_name
+from cbml.cli.options import (
+    AllowPartial,
+    AsJson,
+    LabelColumn,
+    LabelFrom,
+    OptionalImages,
+    OptionalModel,
+    OwnBackbone,
+    Part,
+    PathColumn,
+    Processes,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -18,26 +30,9 @@ if TYPE_CHECKING:
 
 def verb(
     out: Annotated[Path, typer.Option(help="The gallery's folder.")],
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's folder, a saved model's, or a backbone's name.",
-            show_default=False,
-        ),
-    ] = None,
-    images: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="IMAGES",
-            help="A folder, an archive, a table, or a dataset's name.",
-            show_default=False,
-        ),
-    ] = None,
-    split: Annotated[
-        Literal["all", "train", "test"],
-        typer.Option(help="Which part, as cbml train splits the images."),
-    ] = "all",
+    run: OptionalModel = None,
+    images: OptionalImages = None,
+    split: Part = "all",
     store: Annotated[
         str | None,
         typer.Option(
@@ -76,18 +71,11 @@ def verb(
             metavar="FILE.csv", help="Write groups of near-duplicate images to this file."
         ),
     ] = None,
-    label_from: Annotated[
-        str | None,
-        typer.Option(help="Pattern of file names that hold the labels, '{label}_{n}', or auto."),
-    ] = None,
-    path_column: Annotated[str | None, typer.Option(help="A table's column of the files.")] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="A table's column of the labels.")
-    ] = None,
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    label_from: LabelFrom = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = None,
+    allow_partial: AllowPartial = False,
+    as_json: AsJson = False,
     backbone: OwnBackbone = None,
 ) -> None:
     """Make a gallery of images, or bring one up to date.
