@@ -184,6 +184,7 @@ def _self_sums(rows: Embeddings) -> _Sums:
 
 # Numbers of a block of similarities: 2**22 float32 numbers are 16 MiB, and as many places 16 more.
 BLOCK_SIZE = 2**22
+# Similarities are float32 numbers: what spreads less than this does not spread at all.
 SMALLEST_STD = 1e-6
 Counts = NDArray[np.int64]
 

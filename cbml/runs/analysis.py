@@ -17,7 +17,7 @@ from cbml.runs.build import build_model, load_splits, training_splits
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import embed_images, joined, note_test_evaluation, shows_test_images
 from cbml.runs.folder import model_folder, recorded_config
-from cbml.runs.loss_parameters import sample_indices
+from cbml.runs.parts import sample_indices
 from cbml.training import Callback
 
 Grid = dict[str, dict[str, SetAnalysis]]  # by images, then by model

@@ -7,9 +7,8 @@ from typing import Any
 
 from cbml.errors import BadData
 from cbml.evaluation import METRICS
-from cbml.runs.config import RunConfig
+from cbml.runs.config import RunConfig, parse_overrides
 from cbml.runs.folder import recorded_config
-from cbml.runs.names import parse_overrides
 from cbml.runs.sections import LENGTHS, SECTIONS
 from cbml.training import read_metrics, read_record
 

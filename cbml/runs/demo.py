@@ -10,26 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cbml.bayes import MatchProbability, analyze_set, check_results
 from cbml.data import ImageDataset, PackedDataset
 from cbml.errors import BadData
 from cbml.evaluation import evaluate
 from cbml.files import write_json
-from cbml.models import Embedder, embed
+from cbml.models import Embedder
+from cbml.progress import reporter
 from cbml.runs.build import build_model, load_splits
 from cbml.runs.compare import as_recorded
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import note_test_evaluation
 from cbml.runs.folder import recorded_config, run_calibration
-from cbml.runs.loss_parameters import with_chosen_parameters
+from cbml.runs.parts import with_chosen_parameters
 from cbml.runs.report import CalibrationCheck, View, by_gain, write_demo_report
-from cbml.runs.runner import run as train
-from cbml.training import Callback, read_record
+from cbml.runs.runner import trained_model
+from cbml.training import Callback, embed_dataset
 
 MakeGallery = Callable[[Embedder, Path, Path], object]
-Rows = NDArray[np.float32]
 
 _RESULT = "demo.json"
 
@@ -108,7 +107,7 @@ def demonstrate(
     unseen = _dataset(splits.test, config)
     before = view_of(build_model(config), unseen)
     callback.on_message("2 of 4: training on the other classes")
-    model = _trained(config, run, callback)
+    model = trained_model(config, run, callback)
     callback.on_message("3 of 4: the unseen classes again, and the analysis")
     after = view_of(model, unseen)
     note_test_evaluation(run, after.scores, start=before.scores)
@@ -170,22 +169,10 @@ def view_of(model: Embedder, dataset: PackedDataset) -> View:
         model: in evaluation mode.
         dataset: the images.
     """
-    rows = _embedded(model, dataset)
+    # With its progress shown: nobody likes a silent half minute.
+    embeddings = embed_dataset(model, dataset, None, reporter("images embedded"))
     labels = dataset.images.known_labels
-    return View(rows, evaluate(rows, labels), analyze_set(rows, labels))
-
-
-def _embedded(model: Embedder, dataset: PackedDataset) -> Rows:
-    """As `embed_dataset`, with its progress shown: nobody likes a silent half minute."""
-    length = model.preprocessing.resize
-    return embed(model, dataset.indices, load=lambda number: dataset.packed.sized(number, length))
-
-
-def _trained(config: RunConfig, run: Path, callback: Callback) -> Embedder:
-    started = (run / "run.json").exists()
-    if started and read_record(run).get("finished"):
-        return Embedder.load(run / "model").eval()
-    return train(config, run, resume=started, callback=callback).model
+    return View(embeddings, evaluate(embeddings, labels), analyze_set(embeddings, labels))
 
 
 def reliability_of(

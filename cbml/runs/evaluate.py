@@ -22,7 +22,7 @@ from cbml.runs.build import build_model, load_splits
 from cbml.runs.config import RunConfig
 from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.refinement import load_refinement, refined
-from cbml.runs.report import report_run
+from cbml.runs.report import class_scores, report_run
 from cbml.training import (
     Callback,
     Distributed,
@@ -135,20 +135,6 @@ def _names(splits: Splits, split: str) -> Sequence[str]:
     if split == "all":
         return joined(parts.values()).class_names
     return parts[split].class_names if split in parts else ()
-
-
-def class_scores(scores: Scores, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Recall@1 and MAP@R of each class, the worst first.
-
-    Args:
-        names: Of the classes, where their labels are numbers.
-    """
-    found: dict[str, dict[str, float]] = {}
-    for metric in ("recall@1", "map@r"):
-        for label, value in scores.per_class(metric).items():
-            name = label if isinstance(label, str) else names[int(label)]
-            found.setdefault(name, {})[metric] = value
-    return dict(sorted(found.items(), key=lambda item: (item[1]["recall@1"], item[1]["map@r"])))
 
 
 def _start_scores(

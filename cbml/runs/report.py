@@ -1,6 +1,5 @@
 """What the pages of a run and of a demo show: queries, pairs, scores before and after."""
 
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from cbml.report import (
     QueryTiles,
     Table,
     Tile,
-    histogram_chart,
     neighbor_tile,
     thumbnail,
     write_page,
     write_run_page,
 )
+from cbml.runs.analysis_page import pair_histogram
 from cbml.runs.folder import images_to_index, recorded_config, run_calibration
 from cbml.training import Callback, embed_dataset, read_metrics, read_record
 
@@ -34,7 +33,6 @@ _IMAGES = 1500
 _QUERIES = 6
 _DEMO_QUERIES = 4
 _NEIGHBORS, _FEWEST = 8, 3
-_BINS = 80
 _SIDE = 72
 _CLASSES = 40
 
@@ -182,7 +180,7 @@ def write_demo_report(
         queries=queries,
         separation=_separation_text(before.analysis, after.analysis),
         histograms=[
-            _pair_histogram(title, view.analysis)
+            pair_histogram(title, view.analysis)
             for title, view in (("before", before), ("after", after))
         ],
         calibration=None if calibration is None else _calibration_table(calibration),
@@ -243,21 +241,33 @@ def _some_classes(images: ImageDataset) -> ImageDataset:
     return images if len(images) <= _IMAGES else images.of_classes(np.sort(order[:count]))
 
 
+def class_scores(scores: Scores, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Recall@1 and MAP@R of each class, the worst first.
+
+    Args:
+        names: Of the classes, where their labels are numbers.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for metric in ("recall@1", "map@r"):
+        for label, value in scores.per_class(metric).items():
+            name = label if isinstance(label, str) else names[int(label)]
+            found.setdefault(name, {})[metric] = value
+    return dict(sorted(found.items(), key=lambda item: (item[1]["recall@1"], item[1]["map@r"])))
+
+
 def _class_table(title: str, dataset: PackedDataset, embeddings: Embeddings) -> Table | None:
-    """Recall@1 and MAP@R of each class of the last part that is shown, the worst first."""
+    """The classes of the last part that is shown, the worst first."""
     labels, names = dataset.images.known_labels, dataset.images.class_names
     if not (np.bincount(labels) > 1).any():
         return None
     scores = evaluate(embeddings, labels, metrics=("recall@k", "map@r"), clustering=False)
-    found, precise = scores.per_class("recall@1"), scores.per_class("map@r")
-    order = sorted(found, key=lambda label: (found[label], precise[label]))
+    sizes = dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))
     rows = [
-        (names[label], int((labels == label).sum()), f"{found[label]:.1%}", f"{precise[label]:.1%}")
-        for label in order
+        (name, str(sizes[name]), f"{found['recall@1']:.1%}", f"{found['map@r']:.1%}")
+        for name, found in class_scores(scores, names).items()
     ]
     note = f"Among {title}" + (f"; the {_CLASSES} worst of {len(rows):,}" * (len(rows) > _CLASSES))
-    head = ("class", "images", "Recall@1", "MAP@R")
-    return Table(head, [tuple(map(str, row)) for row in rows[:_CLASSES]], note=f"{note}.")
+    return Table(("class", "images", "Recall@1", "MAP@R"), rows[:_CLASSES], note=f"{note}.")
 
 
 def _extremes(dataset: PackedDataset, embeddings: Embeddings) -> dict[str, list[QueryTiles]]:
@@ -311,27 +321,9 @@ def _separation_text(before: SetAnalysis, after: SetAnalysis) -> str:
     return (
         "CBML models the similarities of positive and of negative pairs by a Gaussian each, and "
         "pushes pairs by the posterior probability that follows. Separation is the distance of the "
-        f"two means in units of their spread: {_separation(before):.2f} before, "
-        f"{_separation(after):.2f} after."
+        f"two means in units of their spread: {before.statistics.separation:.2f} before, "
+        f"{after.statistics.separation:.2f} after."
     )
-
-
-def _separation(one: SetAnalysis) -> float:
-    moments = one.statistics
-    spread = math.hypot(moments.positive_std, moments.negative_std) / math.sqrt(2.0)
-    return (moments.positive_mean - moments.negative_mean) / spread
-
-
-def _pair_histogram(title: str, one: SetAnalysis) -> str:
-    coarse, moments = one.histogram.coarser(_BINS), one.statistics
-    kept = coarse.edges[:-1] >= -0.4  # further left there is nothing, or nearly so
-    edges = [float(edge) for edge in coarse.edges[np.append(kept, True)]]
-    positive, negative = (
-        (counts[kept] / max(int(counts.sum()), 1)).tolist()
-        for counts in (coarse.positive, coarse.negative)
-    )
-    means = (moments.positive_mean, moments.negative_mean)
-    return histogram_chart(title, edges, positive, negative, means)
 
 
 def _calibration_table(one: CalibrationCheck) -> Table:

@@ -17,12 +17,10 @@ from cbml.models import Embedder
 from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_execution, build_model, use_backbone, with_start
 from cbml.runs.compare import FREE, check_same_run
-from cbml.runs.config import RunConfig
+from cbml.runs.config import RunConfig, check_names
 from cbml.runs.evaluate import embed_for_search, embed_split, evaluate_by, note_test_evaluation
 from cbml.runs.folder import hold_run, run_calibration
-from cbml.runs.loss_parameters import with_chosen_parameters
-from cbml.runs.names import check_names
-from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts
+from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts, with_chosen_parameters
 from cbml.runs.refinement import refined, save_refinement
 from cbml.runs.report import report_run
 from cbml.training import (
@@ -33,6 +31,7 @@ from cbml.training import (
     Run,
     embed_dataset,
     fit,
+    read_record,
     update_record,
 )
 
@@ -128,6 +127,20 @@ def run(
         parts.model.eval()
         scores, before = _finish(folder, parts, fitted, test, distributed, callback)
     return RunResult(folder, parts.config, fitted, parts.model, parts.splits, scores, before)
+
+
+def trained_model(config: RunConfig, folder: Path, callback: Callback) -> Embedder:
+    """The model of a run that is trained, resumed, or only read where it is finished.
+
+    Args:
+        config: Every choice.
+        folder: The run's folder, where it may have begun.
+        callback: Hears of every step.
+    """
+    started = (folder / "run.json").exists()
+    if started and read_record(folder).get("finished"):
+        return Embedder.load(folder / "model").eval()
+    return run(config, folder, resume=started, callback=callback).model
 
 
 def _metadata(parts: Parts) -> dict[str, Any]:

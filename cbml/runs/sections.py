@@ -21,8 +21,8 @@ class Section:
         hints = get_type_hints(type(self))
         for option in dataclasses.fields(self):
             value = getattr(self, option.name)
-            checked = _checked(f"{_name_of(type(self))}.{option.name}", hints[option.name], value)
-            object.__setattr__(self, option.name, checked)
+            name = f"{_name_of(type(self))}.{option.name}"
+            object.__setattr__(self, option.name, checked(name, hints[option.name], value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,22 +354,24 @@ def _name_of(kind: type[Section]) -> str:
     return next((name for name, known in SECTIONS.items() if known is kind), kind.__name__)
 
 
-def _checked(name: str, hint: Any, value: Any) -> Any:
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types that an annotation allows, None among them as itself."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return tuple(None if kind is types.NoneType else kind for kind in kinds)
+
+
+def checked(name: str, hint: Any, value: Any) -> Any:
     """The value, as a float where one is wanted; what does not fit its type is refused."""
     if get_origin(hint) is Literal:
         return check_choice(value, name, hint)
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kinds = kinds_of(hint)
     if float in kinds and type(value) is int:
         value = float(value)
-    if get_origin(hint) is Mapping or Mapping in kinds:
+    if get_origin(hint) is Mapping:
         fits = isinstance(value, Mapping)
     else:
-        fits = type(value) in kinds
+        fits = (None if value is None else type(value)) in kinds
     if not fits or (isinstance(value, float) and math.isnan(value)):
-        raise BadData(f"{name} must be {_described(kinds)}, got {value!r}")
+        wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+        raise BadData(f"{name} must be {wanted}, got {value!r}")
     return dict(value) if isinstance(value, Mapping) else value
-
-
-def _described(kinds: tuple[Any, ...]) -> str:
-    words = {types.NoneType: "None"}
-    return " or ".join(words.get(kind, getattr(kind, "__name__", "a mapping")) for kind in kinds)
