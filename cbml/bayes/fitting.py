@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from cbml.bayes.calibration import Reliability
-from cbml.bayes.log_odds import Line, MonotoneCurve, Odds
+from cbml.bayes.calibration import Line, MonotoneCurve, Odds, Reliability
 from cbml.bayes.neighbors import (
     Neighbors,
     cohort_means,

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from cbml.bayes.calibration import Reliability, as_record, read_fields
+from cbml.bayes.calibration import Line, Odds, Reliability, as_record, read_fields
 from cbml.bayes.fitting import fit_odds
-from cbml.bayes.log_odds import Line, Odds
 from cbml.bayes.neighbors import (
     ExpectedPositives,
     cohort_means,

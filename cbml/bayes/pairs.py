@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from cbml.bayes.log_odds import MonotoneCurve
+from cbml.bayes.calibration import MonotoneCurve
 from cbml.errors import BadData
 from cbml.query_gallery import Labels, Matrix, QueryGallery
 

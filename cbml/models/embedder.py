@@ -32,8 +32,7 @@ from cbml.models.heads import (
     resolve_levels,
 )
 from cbml.models.preprocessing import Preprocessing
-from cbml.models.saved import read_model, write_model
-from cbml.models.weights import load_weights
+from cbml.models.weights import load_weights, read_model, write_model
 from cbml.outputs import Outputs
 
 BATCH_NORMS = ("trained", "frozen_statistics", "frozen")

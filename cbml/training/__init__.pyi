@@ -13,11 +13,11 @@ from .distributed import last_word as last_word
 from .distributed import run_processes as run_processes
 from .guards import NonFiniteError as NonFiniteError
 from .machine import Interrupted as Interrupted
+from .machine import StepMemory as StepMemory
 from .machine import environment as environment
 from .machine import keep_freed_memory as keep_freed_memory
-from .memory import StepMemory as StepMemory
-from .memory import memory_budget as memory_budget
-from .memory import step_memory as step_memory
+from .machine import memory_budget as memory_budget
+from .machine import step_memory as step_memory
 from .method import BatchInfo as BatchInfo
 from .method import EpochPlan as EpochPlan
 from .method import Method as Method

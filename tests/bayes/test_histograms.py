@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cbml.bayes import PairHistogram, PairStatistics, pairs
-from cbml.bayes.log_odds import GROUPS, MonotoneCurve
+from cbml.bayes.calibration import GROUPS, MonotoneCurve
 from tests.bayes.cases import drawn
 from tests.oracles import bayes as oracle
 
