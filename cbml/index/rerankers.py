@@ -1,4 +1,4 @@
-"""Rerankers: what puts the nearest images of a search in a better order, and all of them by name."""
+"""Rerankers, which put the nearest images of a search in a better order, by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
