@@ -21,7 +21,7 @@ from cbml.losses.inputs import (
     without_self_references,
 )
 from cbml.losses.kernel import Formula, PairSums, pair_terms
-from cbml.losses.options import Averaging
+from cbml.losses.options import Averaging, name_adapters
 from cbml.losses.pairs import LabelPairs, ListedPairs
 from cbml.losses.ratios import Exponent
 
@@ -104,6 +104,7 @@ class PairLoss(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        name_adapters()
 
     def formula(self) -> Formula:
         """What to compute. Asked for at each call, so that an option can change between steps."""

@@ -14,7 +14,7 @@ from cbml.losses.inputs import (
     unit_rows,
     without_self_references,
 )
-from cbml.losses.options import check_count, check_number
+from cbml.losses.options import check_count, check_number, name_adapters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +85,7 @@ class BaselineLoss(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        name_adapters()
 
     def forward(
         self,
