@@ -102,6 +102,9 @@ def compute_terms(
 class PairLoss(nn.Module):
     """A loss that is a `Formula` over all pairs, under the call that every loss here has."""
 
+    #: Fewest classes in a batch, and images of each, that it can learn from.
+    smallest_batch: tuple[int, int] = (2, 2)
+
     def __init__(self) -> None:
         super().__init__()
 

@@ -12,7 +12,12 @@ from torch import nn
 from cbml.data import Batch, Batches, ImageDataset, TrainTransform
 from cbml.errors import BadData, DamagedFile
 from cbml.models import Embedder, Execution
-from cbml.training.batches import build_batches, check_batches, steps_of_epochs
+from cbml.training.batches import (
+    build_batches,
+    check_batches,
+    check_training_set,
+    steps_of_epochs,
+)
 from cbml.training.callbacks import Callback, ProgressCallback, StepReport
 from cbml.training.checkpoints import newest_checkpoint
 from cbml.training.distributed import Distributed
@@ -108,6 +113,7 @@ class Trainer:
             transform = TrainTransform(crop=model.preprocessing.crop)
             train = build_batches(train, transform=transform, distributed=distributed)
         check_batches(train, distributed)
+        check_training_set(method, train)
         if validate is None and settings.choose_by in method.judged_by:
             validate = self._judge
 

@@ -79,6 +79,8 @@ class BaselineLoss(nn.Module):
 
     learning_rate_factor: float = 1.0
     unit_rows: bool = True
+    #: Fewest classes in a batch, and images of each, that it can learn from.
+    smallest_batch: tuple[int, int] = (2, 2)
 
     _takes_indices: ClassVar[bool] = True
     _takes_references: ClassVar[bool] = True
@@ -198,6 +200,8 @@ class ProxyLoss(BaselineLoss):
         learning_rate_factor: for the learned vectors.
         seed: of the first vectors.
     """
+
+    smallest_batch = (1, 1)
 
     _takes_indices = False
     _takes_references = False
