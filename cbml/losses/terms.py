@@ -21,7 +21,7 @@ from cbml.losses.inputs import (
     without_self_references,
 )
 from cbml.losses.kernel import Formula, PairSums, pair_terms
-from cbml.losses.options import Averaging
+from cbml.losses.options import Averaging, name_adapters
 from cbml.losses.pairs import LabelPairs, ListedPairs
 from cbml.losses.ratios import Exponent
 
@@ -102,8 +102,12 @@ def compute_terms(
 class PairLoss(nn.Module):
     """A loss that is a `Formula` over all pairs, under the call that every loss here has."""
 
+    #: Fewest classes in a batch, and images of each, that it can learn from.
+    smallest_batch: tuple[int, int] = (2, 2)
+
     def __init__(self) -> None:
         super().__init__()
+        name_adapters()
 
     def formula(self) -> Formula:
         """What to compute. Asked for at each call, so that an option can change between steps."""

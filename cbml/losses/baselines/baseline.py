@@ -14,7 +14,7 @@ from cbml.losses.inputs import (
     unit_rows,
     without_self_references,
 )
-from cbml.losses.options import check_count, check_number
+from cbml.losses.options import check_count, check_number, name_adapters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +79,15 @@ class BaselineLoss(nn.Module):
 
     learning_rate_factor: float = 1.0
     unit_rows: bool = True
+    #: Fewest classes in a batch, and images of each, that it can learn from.
+    smallest_batch: tuple[int, int] = (2, 2)
 
     _takes_indices: ClassVar[bool] = True
     _takes_references: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()
+        name_adapters()
 
     def forward(
         self,
@@ -198,6 +201,8 @@ class ProxyLoss(BaselineLoss):
         learning_rate_factor: for the learned vectors.
         seed: of the first vectors.
     """
+
+    smallest_batch = (1, 1)
 
     _takes_indices = False
     _takes_references = False
