@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cbml.errors import BadData, DamagedFile
-from cbml.files import load_folder, save_folder, write_json
+from cbml.files import consistent, load_folder, save_folder, write_json
 
 KIND = "cbml model 2"
 _SETTINGS: dict[str, type] = {
@@ -47,7 +47,11 @@ def write_model(
 
 
 def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The checked tensors and settings of a model folder."""
+    """The checked tensors and settings of a model folder, also while a run is writing there."""
+    return consistent(folder, lambda: _read(folder))
+
+
+def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     parts, _ = load_folder(folder, KIND)
     if set(parts) != {"model.safetensors", "model.json"}:
         raise DamagedFile(f"{folder}: a saved model has model.safetensors and model.json")

@@ -40,8 +40,10 @@ Metrics = Mapping[str, float]
 
 # Files, and entries of run.json, that speak of the model and not of the run.
 DERIVED = frozenset(
-    ("calibration.json", "method/manifest.json", "study", "test", "test_conditions")
-    + ("test_plain", "test_reliability")
+    {
+        *("calibration.json", "method/manifest.json", "study"),
+        *("test", "test_conditions", "test_plain", "test_reliability"),
+    }
 )
 
 
