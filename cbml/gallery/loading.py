@@ -148,6 +148,7 @@ class FramedModel(nn.Module):
         self.model = model
         frame = model.preprocessing
         self.preprocessing = dataclasses.replace(frame, resize=frame.crop)  # leaves them alone
+        self.training = model.training
 
     def forward(self, images: Tensor) -> Tensor:
         """The embeddings of framed images, (N, D)."""

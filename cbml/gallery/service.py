@@ -220,7 +220,9 @@ class Service:
         """Do once what would make the first requests slow."""
         self.decoder.warm_up()
         for which in self._served():
-            self.gallery(which).warm_up()
+            # In the thread that will search: each thread that computes brings OpenMP threads of its
+            # own, and where there are more of those than cores they no longer spin but sleep.
+            self._pools["search"].submit(self.gallery(which).warm_up).result()
 
     def close(self) -> None:
         """End the processes that decode."""

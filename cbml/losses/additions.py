@@ -73,6 +73,7 @@ class WithVariance(MetricLoss):
         self.variance = MetricVariance(target_mix=target_mix, reduction=variance_reduction)
         # For training loops: proxies learn as fast with the constraint as without it.
         self.learning_rate_factor = float(getattr(loss, "learning_rate_factor", 1.0))
+        self.smallest_batch = getattr(loss, "smallest_batch", (1, 1))
 
     def forward(
         self,

@@ -6,9 +6,18 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from cbml.losses.options import name_adapters
+
 
 class MetricLoss(nn.Module):
     """The call that all losses here share."""
+
+    #: Fewest classes in a batch, and images of each, that it can learn from.
+    smallest_batch: tuple[int, int] = (1, 1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        name_adapters()
 
     def forward(
         self,

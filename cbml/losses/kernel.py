@@ -98,6 +98,8 @@ def pair_terms(
         columns: unit vectors of the references, or None for the anchors themselves. (R, D)
         wants_grad: whether the gradients of rows and of columns are needed.
     """
+    if columns is None and len(rows) ** 2 <= TILE_SIZE:
+        return _terms_of_all(rows, pairs, formula, wants_grad[0])
     others = rows if columns is None else columns
     tile_rows = max(1, min(TILE_ROWS, TILE_SIZE // len(others)))
     grad_rows = torch.zeros_like(rows) if wants_grad[0] else None
@@ -120,6 +122,46 @@ def pair_terms(
             moved.addmm_(gradient.T, rows[tile.rows])
     positive, negative, variance = totals.unbind()
     return PairSums(positive, negative, variance, grad_rows, grad_columns)
+
+
+def _terms_of_all(
+    rows: Tensor, pairs: LabelPairs | ListedPairs, formula: Formula, wants_grad: bool
+) -> PairSums:
+    """`pair_terms` of a batch with itself, where the similarities of all pairs fit in memory.
+
+    Half of them are computed, the others mirrored. With G the gradient of all similarities, that of
+    the unit vectors is (G + Gᵀ) U, one product where tiles that come and go need two.
+    """
+    matrix = rows.new_empty(len(rows), len(rows))  # the similarities, then G
+    spare = rows.new_empty(min(TILE_ROWS, len(rows)), len(rows))
+    totals, gradient = rows.new_zeros(3), torch.zeros_like(rows) if wants_grad else None
+    for tile in pairs.tiles(TILE_ROWS):
+        start, stop = tile.rows.start, tile.rows.stop
+        torch.mm(rows[tile.rows], rows[start:].T, out=matrix[tile.rows, start:])
+        matrix[stop:, tile.rows] = matrix[tile.rows, stop:].T
+        work = _Work(tile, matrix[tile.rows], spare[: stop - start], formula)
+        totals += work.terms()
+        if gradient is not None:
+            work.gradient()
+            _add_products(gradient, matrix, tile.rows, rows)
+    return PairSums(*totals.unbind(), gradient, None)
+
+
+def _add_products(gradient: Tensor, matrix: Tensor, tile: slice, rows: Tensor) -> None:
+    """Add what the pairs within a tile, and of it with the rows above it, give to (G + Gᵀ) U.
+
+    Args:
+        gradient: changed. (B, D)
+        matrix: G, complete down to the tile. (B, B)
+    """
+    above = matrix[tile, : tile.start]  # (T, A)
+    for start in range(0, tile.start, TILE_ROWS):  # square by square, which a cache can hold
+        square = slice(start, start + TILE_ROWS)
+        above[:, square] += matrix[square, tile].T
+    own = matrix[tile, tile]
+    gradient[tile].addmm_(own + own.T, rows[tile])
+    gradient[tile].addmm_(above, rows[: tile.start])
+    gradient[: tile.start].addmm_(above.T, rows[tile])
 
 
 class _Work:
@@ -180,7 +222,8 @@ class _Work:
         else:
             push = self._push_per_exponential(formula.ratio[1]) * self.keep
             if formula.variance_weight:
-                self.similarity.mul_(strength).sub_(toward_target).addcmul_(self.exponentials, push)
+                torch.addcmul(-toward_target, self.similarity, strength, out=self.similarity)
+                self.similarity.addcmul_(self.exponentials, push)
             else:
                 torch.mul(self.exponentials, push, out=self.similarity)
         tile.blank(self.similarity, 0.0)

@@ -99,6 +99,8 @@ def compute_terms(
 class PairLoss(MetricLoss):
     """A loss that is a `Formula` over all pairs."""
 
+    smallest_batch = (2, 2)
+
     def formula(self) -> Formula:
         """What to compute. Asked for at each call, so that an option can change between steps."""
         raise NotImplementedError

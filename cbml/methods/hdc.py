@@ -72,6 +72,8 @@ class HDC(Method):
             from the program.
     """
 
+    smallest_batch = (2, 2)
+
     def __init__(
         self,
         *,

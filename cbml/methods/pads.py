@@ -84,6 +84,7 @@ class PADS(Method):
         seed: Random seed of the policy, of what is held back, of batches and pairs.
     """
 
+    smallest_batch = (2, 2)
     weights: Tensor  # (bins,) w
     history: Tensor  # (32, 7) q, oldest first
     last_state: Tensor
@@ -134,9 +135,9 @@ class PADS(Method):
         """That of the policy."""
         return {"policy": self._optimizer}
 
-    def start(self, view: TrainingView) -> None:
+    def check_images(self, class_sizes: NDArray[np.int64]) -> None:
         """Refuse a dataset of which nothing can be held back."""
-        if not len(self._held_back(view)):
+        if not (class_sizes >= 2 * _FEWEST).any():
             raise BadData(
                 "--method pads: no class has four images, of which it holds two back to learn its "
                 "policy by; use another method"

@@ -177,7 +177,11 @@ def _run(
     )
     preprocessing, was_training = _preprocessing(model), model.training
     rows: list[Rows] = []
-    execution.prepare(model).eval()
+    execution.prepare(model)
+    # Walking through a network to switch it takes longer than to see that nothing is to be done.
+    switched = any(module.training for module in model.modules())
+    if switched:
+        model.eval()
     try:
         with _reporting(progress, total) as report, torch.inference_mode():
             for batch in batches:
@@ -191,7 +195,8 @@ def _run(
                     rows.append(_unit_rows(execution.run(model, images), batch.names))
                 report(sum(map(len, rows)))
     finally:
-        model.train(was_training)
+        if switched:
+            model.train(was_training)
     if rows:
         return np.concatenate(rows)
     width = getattr(model, "dim", 0) + sum(shape.numel() for shape in _shapes(model, parts))

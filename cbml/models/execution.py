@@ -75,7 +75,9 @@ class Execution:
             )
         # nn.Module.to only knows one layout per call, and only four-dimensional tensors have it.
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        model.to(memory_format=layout)
+        tensors = itertools.chain(model.parameters(), model.buffers())
+        if not all(each.is_contiguous(memory_format=layout) for each in tensors if each.dim() == 4):
+            model.to(memory_format=layout)
         if self.fold:
             size = getattr(getattr(model, "preprocessing", None), "crop", 64)
             generator = torch.Generator().manual_seed(0)

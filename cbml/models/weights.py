@@ -22,7 +22,7 @@ import torchvision
 from torch import Tensor, nn
 
 from cbml.errors import BadData, DamagedFile, MissingExtra
-from cbml.files import load_folder, save_folder, sha256, write_json
+from cbml.files import consistent, load_folder, save_folder, sha256, write_json
 from cbml.models.backbones import Backbone, find_backbone, import_timm
 
 Tensors = dict[str, Tensor]
@@ -285,7 +285,11 @@ def write_model(
 
 
 def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The checked tensors and settings of a model folder."""
+    """The checked tensors and settings of a model folder, also while a run is writing there."""
+    return consistent(folder, lambda: _read(folder))
+
+
+def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     parts, _ = load_folder(folder, KIND)
     if set(parts) != {"model.safetensors", "model.json"}:
         raise DamagedFile(f"{folder}: a saved model has model.safetensors and model.json")

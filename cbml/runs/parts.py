@@ -21,10 +21,10 @@ from cbml.runs.build import (
     build_method,
     build_model,
     build_run_loss,
-    check_samples,
     takes_loss,
     training_splits,
 )
+from cbml.runs.checks import check_model, check_trainable
 from cbml.runs.config import RunConfig
 from cbml.runs.planning import Planner, plan_run, with_crop, workload
 from cbml.training import (
@@ -82,8 +82,9 @@ def labeled_parts(config: RunConfig, start: Start) -> Parts:
     config = _with_batch_sizes(config, splits.train, start)
     classes, parameters = len(splits.train.class_names), None
     method = build_method(config, classes, images=len(splits.train))
-    check_samples(config, method)  # as the dataset allows them
+    check_trainable(config, splits.train, method, distributed)
     model = build_model(with_crop(config), method)
+    check_model(config, model, method)
     batch = int(config.training.classes_per_batch or 0) * int(
         config.training.samples_per_class or 0
     )
@@ -190,8 +191,10 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     distributed, read = start.distributed, start.callback.progress("images read")
     splits = training_splits(config)
     images = ImageDataset(splits.train.paths)
+    _check_unlabeled(config, images, distributed)
     # A model has heads, and so a size, before it is known how many clusters there will be.
     model = build_model(with_crop(config))
+    check_model(config, model, nn.Identity())
     sizes = config.pseudo_labels.batch_sizes
     config, plan = _planned(config, model, nn.Identity(), splits, sizes[1], start)
     config = config.replace(training={"choose_by": config.training.choose_by or "recall@1"})
@@ -215,6 +218,17 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     batches = build_batches(config, images, distributed)
     metadata = {"clusters": clusters, **plan}
     return Parts(config, splits, model, method, batches, metadata, study=final)
+
+
+def _check_unlabeled(config: RunConfig, images: ImageDataset, distributed: Distributed) -> None:
+    """Refuse what cannot be learned from so many images, before any of them is read."""
+    if len(images) < 2:
+        raise BadData(f"{config.data.source}: {len(images)} image; at least two are needed")
+    clusters = len(images)
+    if config.data.labels == "none":
+        clusters = cluster_count(clusters, config.pseudo_labels.clusters)
+    method = build_method(config, clusters, images=len(images))
+    check_trainable(config, images, method, distributed)
 
 
 def _pseudo_labels(config: RunConfig, clusters: int, study: Study | None) -> PseudoLabels:

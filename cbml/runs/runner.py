@@ -37,6 +37,14 @@ from cbml.training import (
 
 Metrics = Mapping[str, float]
 
+# Files, and entries of run.json, that speak of the model and not of the run.
+DERIVED = frozenset(
+    {
+        *("calibration.json", "method/manifest.json", "study"),
+        *("test", "test_conditions", "test_plain", "test_reliability"),
+    }
+)
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -122,6 +130,7 @@ def run(
             config.training.tensorboard,
             config=parts.config.as_dict(),
             free=FREE,
+            derived=DERIVED,
         )
         fitted = _fit(parts, records, distributed, callback)
         parts.model.eval()

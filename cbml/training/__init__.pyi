@@ -1,6 +1,8 @@
 from .batches import CLASSES_PER_BATCH as CLASSES_PER_BATCH
 from .batches import SAMPLES_PER_CLASS as SAMPLES_PER_CLASS
 from .batches import build_batches as build_batches
+from .batches import check_batch_shape as check_batch_shape
+from .batches import check_training_set as check_training_set
 from .batches import embed_dataset as embed_dataset
 from .batches import embed_dataset_outputs as embed_dataset_outputs
 from .batches import fitted_sizes as fitted_sizes
@@ -11,6 +13,7 @@ from .distributed import Distributed as Distributed
 from .distributed import join_processes as join_processes
 from .distributed import last_word as last_word
 from .distributed import run_processes as run_processes
+from .gradients import check_chunks as check_chunks
 from .guards import NonFiniteError as NonFiniteError
 from .machine import Interrupted as Interrupted
 from .machine import StepMemory as StepMemory

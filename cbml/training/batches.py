@@ -104,6 +104,40 @@ def check_batches(batches: Batches, distributed: Distributed) -> None:
         )
 
 
+def check_batch_shape(method: nn.Module, classes: int | None, samples: int | None) -> None:
+    """Refuse batches that a loss or a method cannot learn from.
+
+    Args:
+        method: Says by `smallest_batch` what it needs; one that does not takes everything.
+        classes: Number of classes in a batch; None where it is not known yet.
+        samples: Number of images of each; None where it is not known yet.
+    """
+    name = type(getattr(method, "loss", None) or method).__name__
+    fewest = getattr(method, "smallest_batch", (1, 1))
+    if classes is not None and classes < fewest[0]:
+        raise BadData(f"classes_per_batch={classes}: {name} needs at least {fewest[0]}")
+    if samples is not None and samples < fewest[1]:
+        raise BadData(f"samples_per_class={samples}: {name} needs at least {fewest[1]}")
+
+
+def check_training_set(method: nn.Module, batches: Batches) -> None:
+    """Refuse images, or batches of them, that a loss or a method cannot learn from.
+
+    Args:
+        method: A loss has no say about the images, only about batches.
+        batches: As they will be drawn.
+    """
+    sampler, images = batches.sampler, batches.images
+    assert isinstance(sampler, ClassBalancedSampler)
+    classes, samples = sampler.classes_per_batch, sampler.samples_per_class
+    if sampler.batch_range is not None:
+        classes = sampler.batch_range[0] // samples
+    check_batch_shape(method, classes, samples)
+    check = getattr(method, "check_images", None)
+    if check is not None:
+        check(np.bincount(images.known_labels, minlength=len(images.class_names)))
+
+
 def steps_of_epochs(batches: Batches, epochs: int) -> int:
     """How many batches so many epochs of the sampler's own have."""
     assert isinstance(batches.sampler, ClassBalancedSampler)

@@ -90,6 +90,8 @@ class Run:
         config: Every choice of the run as plain values, nested or not. It is kept in checkpoints
             and compared when a run is resumed.
         free: Dotted names within `config`, such as "data.workers", that may differ then.
+        derived: Names of files, and of entries of run.json, that speak of the trained model: they
+            are deleted before another one takes its place.
     """
 
     folder: Path
@@ -98,6 +100,7 @@ class Run:
     tensorboard: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
     free: frozenset[str] = frozenset()
+    derived: frozenset[str] = frozenset()
 
 
 class Records:
@@ -112,6 +115,7 @@ class Records:
         self.folder = None if run is None else run.folder
         self.writes = writes and run is not None
         self.record: dict[str, Any] = {}
+        self._derived = frozenset() if run is None else run.derived
         self._tensorboard: TensorBoard | None = None
         if run is None:
             return
@@ -137,6 +141,25 @@ class Records:
         self.record |= metadata
         if self.writes and self.folder is not None:
             _write_record(self.folder, self.record)
+
+    def withdraw(self, step: int) -> None:
+        """Delete what was noted of the trained model, unless it is the one of this step.
+
+        A run that had ended and was resumed for more steps gets another model.
+
+        Args:
+            step: The step of the model that is about to be saved.
+        """
+        known = self.record.get("best_step")
+        known = self.record.get("steps_done") if known is None else known
+        if self.folder is None or known == step:
+            return
+        for name in self._derived:
+            (self.folder / name).unlink(missing_ok=True)
+        spoken = {"steps_done", "best_step", "best_score", *self._derived}
+        if spoken & self.record.keys():
+            self.record = {key: self.record[key] for key in self.record.keys() - spoken}
+            self.note({})
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl.

@@ -81,6 +81,8 @@ class BaselineLoss(MetricLoss):
 
     learning_rate_factor: float = 1.0
     unit_rows: bool = True
+    #: Fewest classes in a batch, and images of each, that it can learn from.
+    smallest_batch: tuple[int, int] = (2, 2)
 
     _takes_indices: ClassVar[bool] = True
     _takes_references: ClassVar[bool] = True
@@ -171,6 +173,8 @@ class ProxyLoss(BaselineLoss):
         learning_rate_factor: for the learned vectors.
         seed: of the first vectors.
     """
+
+    smallest_batch = (1, 1)
 
     _takes_indices = False
     _takes_references = False

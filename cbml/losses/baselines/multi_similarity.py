@@ -216,6 +216,8 @@ class MultiSimilarityXBM(BaselineLoss):
         mining_margin: ε of `MultiSimilarity`.
     """
 
+    smallest_batch = (1, 1)  # the queue has the rest
+
     _takes_indices = False
     _takes_references = False
 
