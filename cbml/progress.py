@@ -16,7 +16,7 @@ def duration(seconds: float) -> str:
     """A time as people say it: "40 s", "12 min", "1 h 31 min".
 
     Args:
-        seconds: how long.
+        seconds: How long.
     """
     if round(seconds) < 60:
         return f"{max(round(seconds), 0)} s"
@@ -95,7 +95,7 @@ def reporter(label: str) -> Callable[[int, int], None]:
     """A function of done and total that shows a `Progress` from its first call to the last.
 
     Args:
-        label: what is counted, such as "images read".
+        label: What is counted, such as "images read".
     """
     shown: list[Progress] = []
 

@@ -28,8 +28,8 @@ class MonotoneCurve:
     """Log odds that rise with the score: straight between points, level beyond them.
 
     Args:
-        scores: of the points, ascending. (P,)
-        log_odds: at the points, never falling. (P,)
+        scores: Scores of the points, ascending. (P,)
+        log_odds: At the points, never falling. (P,)
     """
 
     scores: tuple[float, ...]
@@ -51,9 +51,9 @@ class MonotoneCurve:
         is certain, however few it holds.
 
         Args:
-            scores: one for each place. (S,)
-            positives: how many positives there are at each place. (S,)
-            negatives: how many negatives there are. (S,)
+            scores: One for each place. (S,)
+            positives: How many positives there are at each place. (S,)
+            negatives: How many negatives there are. (S,)
         """
         score, positive, negative = (
             np.asarray(part, dtype=np.float64) for part in (scores, positives, negatives)
@@ -88,10 +88,10 @@ class Line(NamedTuple):
     """Log odds as a weighted sum: the linear exponent of Φ, with a center for each pair.
 
     Args:
-        similarity_weight: of the result's similarity, 1/β.
-        cohort_weight: of the mean similarity of the query's cohort.
-        result_weight: of the mean similarity of the result's own cohort.
-        ceiling: the similarity above which more says no more: images of two classes can look
+        similarity_weight: Weight of the result's similarity, 1/β.
+        cohort_weight: Weight of the mean similarity of the query's cohort.
+        result_weight: Weight of the mean similarity of the result's own cohort.
+        ceiling: The similarity above which more says no more: images of two classes can look
             the same, so that the most similar ones are not the surest.
     """
 
@@ -107,9 +107,9 @@ class Line(NamedTuple):
         """The log odds of results.
 
         Args:
-            similarities: of results. (..., K)
-            cohort_mean: mean similarity of the cohorts of their queries. (..., 1)
-            result_cohort_mean: of the cohorts of the results. (..., K)
+            similarities: Similarities of results. (..., K)
+            cohort_mean: Mean similarity of the cohorts of their queries. (..., 1)
+            result_cohort_mean: Mean similarity of the cohorts of the results. (..., K)
         """
         s, b, r = (
             np.asarray(part, dtype=np.float64)
@@ -128,8 +128,8 @@ class Odds:
     """Log odds by a line, and by a curve where that says more.
 
     Args:
-        line: the weights and the constant.
-        curve: from the line's log odds to better ones; None where the line is as good.
+        line: The weights and the constant.
+        curve: From the line's log odds to better ones; None where the line is as good.
     """
 
     line: Line
@@ -147,9 +147,9 @@ class Odds:
         """The log odds of results; -inf where there is none.
 
         Args:
-            similarities: of results. (..., K)
-            cohort_mean: mean similarity of the cohorts of their queries. (..., 1)
-            result_cohort_mean: of the cohorts of the results. (..., K)
+            similarities: Similarities of results. (..., K)
+            cohort_mean: Mean similarity of the cohorts of their queries. (..., 1)
+            result_cohort_mean: Mean similarity of the cohorts of the results. (..., K)
         """
         odds = self.line.score(similarities, cohort_mean, result_cohort_mean)
         if self.curve is None:

@@ -125,7 +125,7 @@ def pair_moments(pairs: Pairs) -> tuple[Moments, Moments]:
     """Moments of the positive and of the negative pairs.
 
     Args:
-        pairs: of one set, or of queries with a gallery.
+        pairs: Pairs of one set, or of queries with a gallery.
     """
     positive_count, negative_count = pairs.counts
     total = _sums(pairs.left, pairs.right)
@@ -195,8 +195,8 @@ class GaussianFit:
 
     Args:
         distance: Kolmogorov-Smirnov: the largest gap between the two distribution functions.
-        log_likelihood: of a pair under the Gaussian, in nats.
-        best_log_likelihood: of a pair under the histogram itself; no density reaches more.
+        log_likelihood: Log likelihood of a pair under the Gaussian, in nats.
+        best_log_likelihood: The same under the histogram itself; no density reaches more.
     """
 
     distance: float

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the program and exit with its code.
 
     Args:
-        arguments: the words after the program's name; those of the command line by default.
+        arguments: The words after the program's name; those of the command line by default.
     """
     words = sys.argv[1:] if arguments is None else arguments
     # --debug may stand anywhere, as a word added to the end of a failed command.

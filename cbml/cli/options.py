@@ -35,7 +35,7 @@ KnownAs = Annotated[
 ]
 SplitBy = Annotated[
     Literal["stated", "classes"] | None,
-    typer.Option(help="Use the data's own splits (stated), or split it anew by class."),
+    typer.Option(help="Use the data's own splits (stated), or split it by class."),
 ]
 PathColumn = Annotated[str | None, typer.Option(help="Column of a table that names the files.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Column of a table that holds the labels.")]

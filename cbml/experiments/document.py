@@ -8,10 +8,10 @@ from cbml.errors import BadData
 from cbml.experiments.figures import draw_leaderboard
 from cbml.experiments.jobs import Record, read_records
 from cbml.experiments.leaderboard import (
-    board_picture,
-    board_title,
+    leaderboard_figure,
     leaderboard_lines,
     leaderboard_markdown,
+    leaderboard_title,
 )
 from cbml.experiments.rendering import as_markdown, table_blocks
 from cbml.experiments.tables import TABLES
@@ -46,7 +46,7 @@ def rendered(text: str, body: str) -> str:
 
 
 def render_documents(docs: Path, results: Path) -> None:
-    """Bring the tables and pictures of all documents up to date with the records of a folder."""
+    """Bring the tables and figures of all documents up to date with the records of a folder."""
     records = read_records(results)
     for name, render in DOCUMENTS.items():
         document = docs / name
@@ -54,8 +54,8 @@ def render_documents(docs: Path, results: Path) -> None:
         with replaced_file(document) as temporary:
             temporary.write_text(text, encoding="utf-8")
     for (data, labels), lines in leaderboard_lines(records).items():
-        place = docs / "images" / board_picture(data, labels)
-        draw_leaderboard(lines, board_title(data, labels), place)
+        place = docs / "images" / leaderboard_figure(data, labels)
+        draw_leaderboard(lines, leaderboard_title(data, labels), place)
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ class Figure:
     """A figure.
 
     Args:
-        table: the rows that must be run for it; its name is the figure's.
-        draw: makes a matplotlib figure of jobs, their records, the folder and the sources.
-        fewest: rows without which there is nothing to draw.
-        drawn_apart: what a sweep may vary, because each of its values has a curve of its own.
+        table: The rows that must be run for it; its name is the figure's.
+        draw: Makes a matplotlib figure of jobs, their records, the folder and the sources.
+        fewest: Rows without which there is nothing to draw.
+        drawn_apart: What a sweep may vary, because each of its values has a curve of its own.
     """
 
     table: Table

@@ -33,7 +33,7 @@ def draw_similarity(
     """A line of panels for each model, the one before training first.
 
     Args:
-        jobs: the trained models; one seed of each is shown.
+        jobs: The trained models; one seed of each is shown.
     """
     del records
     first = {job.row: job for job in reversed(jobs)}
@@ -101,7 +101,7 @@ def draw_examples(
     """A line for each query: the query, what the first method finds, what the second finds.
 
     Args:
-        jobs: two rows; the first seed of each is shown.
+        jobs: Two rows; the first seed of each is shown.
     """
     del records
     config = sources.local(jobs[0].config)
@@ -149,7 +149,7 @@ def nearest(vectors: Vectors, count: int) -> Indices:
     """The nearest other vectors of each vector, (N, count).
 
     Args:
-        vectors: unit vectors. (N, D)
+        vectors: Unit vectors. (N, D)
     """
     parts = []
     for start in range(0, len(vectors), 1024):
@@ -164,9 +164,9 @@ def choose_queries(first: Indices, second: Indices, labels: Indices, count: int)
     """Queries of different classes on which two methods disagree, one way and the other in turn.
 
     Args:
-        first: what the first method finds. (N, K)
-        second: what the second finds. (N, K)
-        labels: of all images. (N,)
+        first: What the first method finds. (N, K)
+        second: What the second finds. (N, K)
+        labels: Labels of all images. (N,)
     """
     hits = [(labels[indices] == labels[:, None]).sum(axis=1) for indices in (first, second)]
     lead = hits[1] - hits[0]

@@ -30,8 +30,8 @@ class Lloyd:
 
     Args:
         rows: float32; of unit length if spherical. (N, D)
-        centers: the first ones, float32. (K, D)
-        spherical: centers are scaled to unit length and compared by cosine.
+        centers: The first ones, float32. (K, D)
+        spherical: Centers are scaled to unit length and compared by cosine.
     """
 
     def __init__(self, rows: Tensor, centers: Tensor, spherical: bool) -> None:
@@ -56,7 +56,7 @@ class Lloyd:
         """Move and assign so often, or until nothing changes any more.
 
         Args:
-            iterations: at most.
+            iterations: At most.
         """
         touched = torch.ones(len(self.centers), dtype=torch.bool, device=self.rows.device)
         for _ in range(iterations):
@@ -183,7 +183,7 @@ def best_two(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The largest score of each row, its column, and the next largest.
 
     Args:
-        scores: at least one column. (B, C)
+        scores: At least one column. (B, C)
     """
     if scores.device.type == "cpu":
         # torch finds places of maxima ten times slower than values; numpy does not.

@@ -27,7 +27,7 @@ class DIML:
     their size.
 
     Args:
-        part: name of the cells among the parts of the outputs. (B, R, D)
+        part: Name of the cells among the parts of the outputs. (B, R, D)
         blur: ε. 0.05, from the authors' program.
         rounds: 20.
     """
@@ -41,7 +41,7 @@ class DIML:
         Args:
             queries: Q images with cells.
             gallery: N images with cells.
-            candidates: indices into the gallery. (Q, K)
+            candidates: Indices into the gallery. (Q, K)
         """
         cells, others = queries.parts[self.part].float(), gallery.parts[self.part].float()
         height = max(1, _BLOCK // max(1, candidates.shape[1] * others[0].numel()))
@@ -62,10 +62,10 @@ class DIML:
         """Scores of images that lie side by side. (Q, K)
 
         Args:
-            cells: of the queries. (Q, R, D)
-            centers: their embeddings. (Q, D)
-            near_cells: of their candidates. (Q, K, R, D)
-            near_centers: their embeddings. (Q, K, D)
+            cells: Cells of the queries. (Q, R, D)
+            centers: Their embeddings. (Q, D)
+            near_cells: Cells of their candidates. (Q, K, R, D)
+            near_centers: Their embeddings. (Q, K, D)
         """
         similarity = torch.einsum("qrd,qksd->qkrs", cells, near_cells)
         own = marginal(torch.einsum("qrd,qkd->qkr", cells, near_centers))
@@ -80,7 +80,7 @@ def marginal(correlation: Tensor) -> Tensor:
     """How much of an image each of its cells is worth to another image. (..., R)
 
     Args:
-        correlation: of the cells with the other image's embedding. (..., R)
+        correlation: Correlation of the cells with the other image's embedding. (..., R)
     """
     worth = correlation.clamp(min=0.0)
     total = worth.sum(dim=-1, keepdim=True)
@@ -95,7 +95,7 @@ def transport(similarity: Tensor, own: Tensor, other: Tensor, blur: float, round
         own: u, what the rows send. (..., R)
         other: v, what the columns get. (..., S)
         blur: ε.
-        rounds: of Sinkhorn's iteration.
+        rounds: Rounds of Sinkhorn's iteration.
     """
     kernel = (similarity - 1.0) / blur
     log_own, log_other = own.log(), other.log()

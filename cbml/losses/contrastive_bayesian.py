@@ -203,8 +203,8 @@ class CBMLLoss(PairLoss):
         the sums, and nothing is mined. A few thousand training images of many classes will do.
 
         Args:
-            embeddings: one row per image, tensor, array or lists. (N, D)
-            labels: one integer per row. (N,)
+            embeddings: One row per image, tensor, array or lists. (N, D)
+            labels: One integer per row. (N,)
         """
         positive, negative, spread = pair_moments(embeddings, labels)
         if positive <= negative or spread < SMALLEST_STD:

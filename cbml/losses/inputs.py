@@ -62,7 +62,7 @@ def as_matrix(embeddings: Tensor, name: str) -> Tensor:
     """The embeddings as a float32 or float64 matrix; half precision is widened.
 
     Args:
-        embeddings: one row per image, also as a numpy array or lists. (B, D)
+        embeddings: One row per image, also as a numpy array or lists. (B, D)
     """
     embeddings = _as_tensor(embeddings, name)
     if embeddings.dim() != 2 or embeddings.shape[1] == 0:
@@ -76,8 +76,8 @@ def as_labels(labels: Tensor, matrix: Tensor, name: str) -> Tensor:
     """The labels as integers beside the matrix they belong to.
 
     Args:
-        labels: one integer per row, also as a numpy array or list. (B,)
-        matrix: the embeddings. (B, D)
+        labels: One integer per row, also as a numpy array or list. (B,)
+        matrix: The embeddings. (B, D)
     """
     labels = _as_tensor(labels, name)
     if labels.dim() != 1 or len(labels) != len(matrix):
@@ -126,10 +126,10 @@ def without_self_references(
     literally, each image would be its own positive.
 
     Args:
-        embeddings: of the batch. (B, D)
-        labels: of the batch. (B,)
-        ref_emb: embeddings to compare with, or None. (R, D)
-        ref_labels: their labels, or None. (R,)
+        embeddings: Embeddings of the batch. (B, D)
+        labels: Labels of the batch. (B,)
+        ref_emb: Embeddings to compare with, or None. (R, D)
+        ref_labels: Their labels, or None. (R,)
     """
     if (ref_emb is None) != (ref_labels is None):
         missing = "ref_emb" if ref_emb is None else "ref_labels"
@@ -217,8 +217,8 @@ def check_range(positives: Tensor, negatives: Tensor, rows: int, columns: int) -
     """Refuse pairs of images that do not exist.
 
     Args:
-        positives: anchors and their positives. (2, P)
-        negatives: anchors and their negatives. (2, N)
+        positives: Anchors and their positives. (2, P)
+        negatives: Anchors and their negatives. (2, N)
     """
     parts = (*positives, *negatives)
     for name, index, size in zip(_PLACES, parts, (rows, columns, rows, columns), strict=True):

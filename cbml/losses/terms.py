@@ -56,11 +56,11 @@ def compute_terms(
     """The means over all anchors of the terms that `formula` describes.
 
     Args:
-        embeddings: of the anchors, of any length. (B, D)
-        labels: of the anchors. (B,)
-        indices_tuple: pairs or triplets that take the place of all pairs given by the labels.
-        ref_emb: embeddings to compare with; None for the anchors themselves. (R, D)
-        ref_labels: their labels. (R,)
+        embeddings: Embeddings of the anchors, of any length. (B, D)
+        labels: Labels of the anchors. (B,)
+        indices_tuple: Pairs or triplets that take the place of all pairs given by the labels.
+        ref_emb: Embeddings to compare with; None for the anchors themselves. (R, D)
+        ref_labels: Their labels. (R,)
     """
     ref_emb, ref_labels = without_self_references(embeddings, labels, ref_emb, ref_labels)
     rows = as_matrix(embeddings, "embeddings")

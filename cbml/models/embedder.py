@@ -60,7 +60,7 @@ class Embedder(nn.Module):
         weights: "imagenet", "package", "none", a Path or "path:<file>"; "default" takes the usual
             source of the backbone.
         preprocessing: Another size or normalization of the images than the backbone's own.
-        heads: sub-embeddings in place of the one linear layer.
+        heads: Sub-embeddings in place of the one linear layer.
         head: Another head than a linear layer; see `cbml.models.head_kinds`.
         reranker: Name of the reranker that searches with this model use; None for none.
         seed: Random seed of the head's start values, and of the backbone's where no weights are

@@ -51,8 +51,8 @@ class ColorFusion:
     """A histogram of hue, saturation and value beside the features.
 
     Args:
-        width: Of the layer in which both meet.
-        bins: Of hue, saturation and value.
+        width: Width of the layer in which both meet.
+        bins: Bins of hue, saturation and value.
     """
 
     width: int = 512

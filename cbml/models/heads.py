@@ -175,7 +175,7 @@ class GeneralizedMean(nn.Module):
 
     Args:
         power: p, the start value; it is learned. 3 is the value of the GeM paper (Radenović 2018).
-        floor: smallest feature value, so that the root has a gradient.
+        floor: Smallest feature value, so that the root has a gradient.
     """
 
     def __init__(self, *, power: float = 3.0, floor: float = 1e-6) -> None:
@@ -187,7 +187,7 @@ class GeneralizedMean(nn.Module):
         """The pooled features, (B, C, H, W) -> (B, C).
 
         Args:
-            features: the map, float32: powers of half-precision numbers overflow.
+            features: The map, float32: powers of half-precision numbers overflow.
         """
         raised = features.clamp(min=self.floor).pow(self.power)
         return raised.mean((-2, -1)).pow(1 / self.power)

@@ -268,9 +268,9 @@ def write_model(
     """Save tensors and settings as one model folder, in one step.
 
     Args:
-        folder: made if missing; a model in it is replaced.
-        tensors: name -> tensor, every number finite.
-        settings: the settings to build the same network again.
+        folder: Made if missing; a model in it is replaced.
+        tensors: Name -> tensor, every number finite.
+        settings: The settings to build the same network again.
     """
     # safetensors wants plain row-major memory; a channels-last model is saved all the same.
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -30,7 +30,7 @@ def draw_similarities(grid: Grid) -> "Figure":
     """Distributions of the similarities of positive and negative pairs, with their Gaussians.
 
     Args:
-        grid: analyzes by images and model.
+        grid: Analyzes by images and model.
     """
     figure, axes = _axes(grid)
     low, high = _limits(grid)
@@ -63,7 +63,7 @@ def draw_ratios(grid: Grid) -> "Figure":
     """log₁₀ Φ_N as counted, and by the linear and the quadratic exponent.
 
     Args:
-        grid: analyzes by images and model.
+        grid: Analyzes by images and model.
     """
     figure, axes = _axes(grid)
     low, high = _limits(grid)
@@ -96,7 +96,7 @@ def draw_reliability(checks: Mapping[str, Any]) -> "Figure":
     """Confidence against accuracy of results; the size of a point is how many there are.
 
     Args:
-        checks: by a name for the legend.
+        checks: By a name for the legend.
     """
     figure = _figure(4.6, 4.4)
     place = figure.subplots()
@@ -120,8 +120,8 @@ def save_figure(figure: "Figure", folder: Path, name: str) -> list[Path]:
 
     Args:
         figure: a drawing.
-        folder: that exists.
-        name: of the files, without an ending.
+        folder: That exists.
+        name: Name of the files, without an ending.
     """
     paths = [folder / f"{name}.{ending}" for ending in ("png", "svg")]
     for path in paths:

@@ -69,7 +69,7 @@ class Distribution:
         Args:
             title: Which images.
             embeddings: Unit vectors. (N, D)
-            labels: Of the embeddings. (N,)
+            labels: Labels of the embeddings. (N,)
         """
         first, second = np.triu_indices(len(labels), k=1)
         similarity = (embeddings @ embeddings.T)[first, second]

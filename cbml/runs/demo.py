@@ -38,16 +38,16 @@ class Demonstration:
     """What came out.
 
     Args:
-        folder: run/, gallery/ and report.html are in it.
-        images: of classes never seen in training.
-        classes: how many they are.
-        before: scores among them of the network as it was.
-        after: scores among them of the trained network.
-        pairs: moments of their pairs, before and after.
-        example: the image whose results gained most, by its number in the gallery.
-        reliability: how far match probabilities hold among the first results; None where there was
-            nothing to learn them from.
-        reused: whether an earlier call had done all the work.
+        folder: Run/, gallery/ and report.html are in it.
+        images: Images of classes never seen in training.
+        classes: How many they are.
+        before: Scores among them of the network as it was.
+        after: Scores among them of the trained network.
+        pairs: Moments of their pairs, before and after.
+        example: The image whose results gained most, by its number in the gallery.
+        reliability: How far match probabilities hold among the first results; None where there was
+            nothing to fit them to.
+        reused: Whether an earlier call had done all the work.
     """
 
     folder: Path
@@ -88,11 +88,11 @@ def demonstrate(
     training resumes from its newest checkpoint.
 
     Args:
-        folder: where everything goes.
-        make_gallery: makes a gallery of the unseen images, numbered in their order, from the
+        folder: Where everything goes.
+        make_gallery: Makes a gallery of the unseen images, numbered in their order, from the
             trained model, the run's folder and the gallery's.
-        config: images, model and training; None for the emoji.
-        callback: hears of every stage and step.
+        config: Images, model and training; None for the emoji.
+        callback: Hears of every stage and step.
     """
     config, callback = with_chosen_parameters(config or RunConfig("emoji")), callback or Callback()
     kept = _kept(folder, config)
@@ -166,8 +166,8 @@ def view_of(model: Embedder, dataset: PackedDataset) -> View:
     """How a model sees labeled images.
 
     Args:
-        model: in evaluation mode.
-        dataset: the images.
+        model: In evaluation mode.
+        dataset: The images.
     """
     # With its progress shown: nobody likes a silent half minute.
     embeddings = embed_dataset(model, dataset, None, reporter("images embedded"))
@@ -180,13 +180,13 @@ def reliability_of(
 ) -> CalibrationCheck:
     """How far match probabilities hold in a gallery of these images with their labels.
 
-    Where the labels teach the gallery's own probabilities, these cannot be checked with the same
-    images; the check they carry is of halves of the classes, each by what the other taught.
+    Where the gallery's own probabilities are fitted to the labels, the same images cannot check
+    them; the check they carry is of halves of the classes, each by a fit to the other.
 
     Args:
-        probability: learned from other classes.
-        view: of the images.
-        dataset: the images.
+        probability: Fitted to other classes.
+        view: What a model makes of the images.
+        dataset: The images.
     """
     labels = dataset.images.known_labels
     ready = probability.for_gallery(view.embeddings, labels)

@@ -299,7 +299,7 @@ def note_test_evaluation(
 
     Args:
         folder: The run's folder.
-        scores: Of the test classes; None where they were mixed with others.
+        scores: Scores of the test classes; None where they were mixed with others.
         reliability: How far match probabilities held there; None where it was not asked.
         start: Scores of the model before the training; None leaves those that are known.
         plain: Scores of the model's own embeddings, where those above are transductive.

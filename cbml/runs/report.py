@@ -123,8 +123,8 @@ class View:
 
     Args:
         embeddings: Unit vectors. (N, D)
-        scores: Of every image as a query among the others.
-        analysis: Of all pairs.
+        scores: Scores of every image as a query among the others.
+        analysis: Analysis of all pairs.
     """
 
     embeddings: Embeddings
@@ -148,7 +148,7 @@ def write_demo_report(
         dataset: The images.
         before: What the untrained model makes of them.
         after: What the trained model makes of them.
-        calibration: Of the gallery's match probabilities; None where there are none.
+        calibration: Calibration of the gallery's match probabilities; None where there are none.
     """
     gained = by_gain(before, after)
     random = np.random.default_rng(0).permutation(np.sort(gained))
@@ -245,7 +245,7 @@ def class_scores(scores: Scores, names: Sequence[str]) -> dict[str, dict[str, fl
     """Recall@1 and MAP@R of each class, the worst first.
 
     Args:
-        names: Of the classes, where their labels are numbers.
+        names: Names of the classes, where their labels are numbers.
     """
     found: dict[str, dict[str, float]] = {}
     for metric in ("recall@1", "map@r"):

@@ -151,8 +151,8 @@ class OptimizerConfig(Section):
 
     Args:
         name: "adam" as in the authors' program, "adamw", or "sgd".
-        momentum: Of "sgd".
-        dampening: Of "sgd".
+        momentum: Momentum of "sgd".
+        dampening: Dampening of "sgd".
         learning_rate: 3e-5 in the authors' program.
         weight_decay: 5e-4 in the authors' program.
         backbone_factor: Multiple of the learning rate for the backbone.

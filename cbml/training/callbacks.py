@@ -39,7 +39,7 @@ class Callback:
         """Give what hears how much of something is done, and how much there is in all.
 
         Args:
-            label: what is counted, such as "images read".
+            label: What is counted, such as "images read".
         """
         del label
         return lambda done, total: None

@@ -145,10 +145,10 @@ class StopRequest:
         self._answers = answers
 
     def ask(self, number: int, frame: FrameType | None = None) -> None:
-        """Note the wish; asked a second time, do not wait for the end of the step.
+        """Note the request; asked a second time, do not wait for the end of the step.
 
         Args:
-            frame: where it arrived; not used.
+            frame: Where it arrived; not used.
         """
         del frame
         now = time.monotonic()

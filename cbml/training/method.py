@@ -280,7 +280,7 @@ class Method(nn.Module):
         """Scores of the model that need no labels, larger for better; see `judged_by`.
 
         Args:
-            view: the model to judge; it can embed the training set.
+            view: The model to judge; it can embed the training set.
         """
         del view
         return {}

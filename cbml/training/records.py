@@ -107,8 +107,8 @@ class Records:
     """The files of one run that grow while it is trained; silent where nobody asked for them.
 
     Args:
-        run: the folder and what to note; None keeps nothing.
-        writes: whether this process writes; the others of a distributed only read.
+        run: The folder and what to note; None keeps nothing.
+        writes: Whether this process writes; the others of a distributed only read.
     """
 
     def __init__(self, run: Run | None, *, writes: bool) -> None:
@@ -136,7 +136,7 @@ class Records:
         """Add entries to run.json.
 
         Args:
-            metadata: plain values; a name that is there already is replaced.
+            metadata: Plain values; a name that is there already is replaced.
         """
         self.record |= metadata
         if self.writes and self.folder is not None:
@@ -165,7 +165,7 @@ class Records:
         """Add one line to metrics.jsonl.
 
         Args:
-            line: plain values; NaN and infinity become null.
+            line: Plain values; NaN and infinity become null.
         """
         if self.writes and self.folder is not None:
             clean = {name: _number(value) for name, value in line.items()}

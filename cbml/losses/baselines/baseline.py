@@ -24,12 +24,12 @@ class Batch:
     """A checked batch: anchors in the rows, references in the columns.
 
     Args:
-        anchors: embeddings of the rows. (B, D)
-        labels: of the anchors. (B,)
-        columns: embeddings of the columns; the anchors themselves without references. (R, D)
-        column_labels: of the columns. (R,)
-        indices: the pairs or triplets as the caller gave them, or None.
-        own_columns: where each anchor finds its own copy among the columns, which is no pair; None
+        anchors: Embeddings of the rows. (B, D)
+        labels: Labels of the anchors. (B,)
+        columns: Embeddings of the columns; the anchors themselves without references. (R, D)
+        column_labels: Labels of the columns. (R,)
+        indices: The pairs or triplets as the caller gave them, or None.
+        own_columns: Where each anchor finds its own copy among the columns, which is no pair; None
             where there is none, or where rows and columns are the same images. (B,)
     """
 
@@ -170,8 +170,8 @@ class ProxyLoss(BaselineLoss):
     Args:
         num_classes: C, number of training classes; labels are 0 ... C - 1.
         embedding_size: D, width of the embeddings.
-        learning_rate_factor: for the learned vectors.
-        seed: of the first vectors.
+        learning_rate_factor: For the learned vectors.
+        seed: Random seed of the first vectors.
     """
 
     smallest_batch = (1, 1)
@@ -213,7 +213,7 @@ def check_classes(batch: Batch, num_classes: int) -> None:
     """Refuse labels that have no proxy.
 
     Args:
-        num_classes: labels must be 0 ... num_classes - 1.
+        num_classes: Labels must be 0 ... num_classes - 1.
     """
     outside = (batch.labels < 0) | (batch.labels >= num_classes)
     if bool(outside.any()):
@@ -227,7 +227,7 @@ def check_width(batch: Batch, embedding_size: int) -> None:
     """Refuse embeddings that are not as wide as what they are compared with.
 
     Args:
-        embedding_size: the width that the loss was made for.
+        embedding_size: The width that the loss was made for.
     """
     width = batch.anchors.shape[1]
     if width != embedding_size:
@@ -238,7 +238,7 @@ def distances(similarity: Tensor) -> Tensor:
     """Euclidean distances of unit vectors, sqrt(2 - 2 s), with a finite gradient at zero.
 
     Args:
-        similarity: cosines, which rounding may have pushed beyond one.
+        similarity: Cosines, which rounding may have pushed beyond one.
     """
     squares = 2.0 - 2.0 * similarity
     return squares.clamp(min=torch.finfo(similarity.dtype).eps).sqrt()

@@ -29,17 +29,17 @@ class Margin(BaselineLoss):
     beyond the far distance, where the authors' program draws uniformly.
 
     Args:
-        num_classes: give it for one β per class, as the authors train it, the labels then being
+        num_classes: Give it for one β per class, as the authors train it, the labels then being
             0 ... num_classes - 1. `build_loss`, and with it `--loss margin`, always gives it;
             without it one β serves all.
         margin: m. 0.2, from the paper.
-        beta: start of β. 1.2, from the paper.
+        beta: Start of β. 1.2, from the paper.
         beta_weight: ν. 0, as Roth et al. 2020 have it.
-        near: smallest distance of the sampling weights. 0.5, from the authors' program.
-        far: distance beyond which negatives are not drawn. 1.4, from the authors' program.
-        learning_rate_factor: for β. 50, from Roth et al. 2020, who use Adam for β as well; the
+        near: Smallest distance of the sampling weights. 0.5, from the authors' program.
+        far: Distance beyond which negatives are not drawn. 1.4, from the authors' program.
+        learning_rate_factor: For β. 50, from Roth et al. 2020, who use Adam for β as well; the
             authors' 0.1 is a rate of its own for SGD.
-        seed: of the draws.
+        seed: Random seed of the draws.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ def sample_by_distance(
     An anchor whose negatives are all beyond `far` takes any of them alike.
 
     Args:
-        near: smaller distances weigh as this one, to keep the weights from being ruled by a few.
-        far: negatives at or beyond this distance have no weight.
-        generator: on the processor; the only source of the draws.
+        near: Smaller distances weigh as this one, to keep the weights from being ruled by a few.
+        far: Negatives at or beyond this distance have no weight.
+        generator: On the processor; the only source of the draws.
     """
     positive, negative = batch.masks()
     positive &= negative.any(dim=1, keepdim=True)
@@ -148,11 +148,11 @@ class RankMI(BaselineLoss):
     one; network, sampling and all numbers are choices of this library.
 
     Args:
-        hidden: width of V's two hidden layers. 128, our choice.
+        hidden: Width of V's two hidden layers. 128, our choice.
         limit: V stays within ± this, because the bound has no maximum once the distances separate.
             10, our choice.
-        learning_rate_factor: for V. 10, our choice.
-        seed: of V's first numbers and of the draws.
+        learning_rate_factor: For V. 10, our choice.
+        seed: Random seed of V's first numbers and of the draws.
     """
 
     _takes_indices = False
@@ -202,8 +202,8 @@ def information(positive: Tensor, negative: Tensor) -> Tensor:
     """The bound mean V - log mean exp V, with V of matching and of other pairs.
 
     Args:
-        positive: scores of matching pairs. (P,)
-        negative: scores of other pairs. (N,)
+        positive: Scores of matching pairs. (P,)
+        negative: Scores of other pairs. (N,)
     """
     return positive.mean() - (negative.logsumexp(dim=0) - math.log(len(negative)))
 

@@ -33,7 +33,7 @@ class LiftedStructure(BaselineLoss):
 
     Args:
         margin: α. 1, from the paper.
-        unit_rows: divide embeddings by their length. True, as all losses here, so that one protocol
+        unit_rows: Divide embeddings by their length. True, as all losses here, so that one protocol
             fits all; the authors' program does not, and False gives its value.
     """
 
@@ -252,7 +252,7 @@ class FacilityLocation(BaselineLoss):
     Args:
         margin: γ. 1, from the paper, which lets it decay at a rate that is not known; here it
             stays.
-        rounds: of the refinement. 5, from the first author's program.
+        rounds: Rounds of the refinement. 5, from the first author's program.
     """
 
     _takes_indices = False
@@ -286,7 +286,7 @@ def find_medoids(
     """The medoids that are best by F + γ Δ, greedily and then refined; of equals the first. (K,)
 
     Args:
-        distance: of all images. (B, B)
+        distance: Distances of all images. (B, B)
         classes: 0 ... K - 1 of each image. (B,)
         margin: γ.
     """
@@ -313,8 +313,8 @@ def assign(distance: NDArray[np.float64], medoids: NDArray[np.int64]) -> NDArray
     """For each list of medoids the place in it of every image's nearest. (J, B)
 
     Args:
-        distance: of all images. (B, B)
-        medoids: lists without repetition. (J, k)
+        distance: Distances of all images. (B, B)
+        medoids: Lists without repetition. (J, k)
     """
     nearest: NDArray[np.int64] = distance[:, medoids].argmin(axis=2).T  # (J, B)
     # A medoid is its own, also where another image is the same.
@@ -329,8 +329,8 @@ def disagreement(classes: NDArray[np.int64], clusters: NDArray[np.int64]) -> NDA
     agrees with one class, and with nothing else.
 
     Args:
-        classes: of each image. (B,)
-        clusters: of each image, for each clustering. (J, B)
+        classes: Class of each image. (B,)
+        clusters: Cluster of each image, for each clustering. (J, B)
     """
     many, size = clusters.shape
     k, c = int(clusters.max()) + 1, int(classes.max()) + 1
