@@ -222,28 +222,18 @@ class PairHistogram:
         embeddings: Matrix | QueryGallery,
         labels: Labels | None = None,
         *,
-        gallery_embeddings: Matrix | None = None,
-        gallery_labels: Labels | None = None,
         bins: int = 2000,
     ) -> "PairHistogram":
         """Count all pairs; each block of similarities is forgotten once it is counted.
 
         Args:
-            embeddings: One row per image, of any length but zero. (N, D)
+            embeddings: One row per image, of any length but zero, or a `QueryGallery`. (N, D)
             labels: Integers or strings, one per row. (N,)
-            gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
-            gallery_labels: One per row of the gallery. (M,)
             bins: Steps of equal width, B.
         """
         if bins < 1:
             raise ValueError(f"bins must be at least 1, got {bins}")
-        query_gallery = QueryGallery.of(
-            embeddings,
-            labels,
-            gallery_embeddings=gallery_embeddings,
-            gallery_labels=gallery_labels,
-        )
-        pairs = pair_up(query_gallery)
+        pairs = pair_up(QueryGallery.of(embeddings, labels))
         total, positive = np.zeros(bins, dtype=np.int64), np.zeros(bins, dtype=np.int64)
         for start, stop, indices in _blocks(pairs, bins):
             total += np.bincount(indices.ravel(), minlength=bins + 1)[:bins]

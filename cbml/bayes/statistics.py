@@ -48,9 +48,6 @@ class PairStatistics:
         cls,
         embeddings: Matrix | QueryGallery,
         labels: Labels | None = None,
-        *,
-        gallery_embeddings: Matrix | None = None,
-        gallery_labels: Labels | None = None,
     ) -> Self:
         """Exact statistics of all pairs, without forming them.
 
@@ -58,19 +55,11 @@ class PairStatistics:
         gallery, each image with each of the gallery.
 
         Args:
-            embeddings: One row per image, array or tensor, of any length but zero. (N, D)
-            labels: Integers or strings, one per row. (N,)
-            gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
-            gallery_labels: One per row of the gallery. (M,)
+            embeddings: One row per image, array or tensor, of any length but zero, or queries and
+                a gallery as a `QueryGallery`. (N, D)
+            labels: Integers or strings, one per row; not beside a `QueryGallery`. (N,)
         """
-        query_gallery = QueryGallery.of(
-            embeddings,
-            labels,
-            gallery_embeddings=gallery_embeddings,
-            gallery_labels=gallery_labels,
-        )
-        pairs = pair_up(query_gallery)
-        positive, negative = pair_moments(pairs)
+        positive, negative = pair_moments(pair_up(QueryGallery.of(embeddings, labels)))
         return cls(
             positive_mean=positive.mean,
             positive_std=positive.std,
