@@ -94,7 +94,11 @@ def has_trained_batch_norm(model: nn.Module) -> bool:
 
 
 def check_chunks(model: nn.Module) -> None:
-    """Refuse chunks where an image's embedding depends on the others of its chunk."""
+    """Refuse chunks where an image's embedding depends on the others of its chunk.
+
+    Args:
+        model: In training mode.
+    """
     if has_trained_batch_norm(model):
         raise BadData(
             "chunk_size: batch norm in training mode sees one chunk at a time, so the gradient "
