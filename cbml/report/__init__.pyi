@@ -6,7 +6,10 @@ from .charts import reliability_chart as reliability_chart
 from .figures import draw_ratios as draw_ratios
 from .figures import draw_reliability as draw_reliability
 from .figures import draw_similarities as draw_similarities
+from .figures import plot_ratio as plot_ratio
+from .figures import plot_similarities as plot_similarities
 from .figures import save_figure as save_figure
+from .figures import similarity_limits as similarity_limits
 from .pages import QueryTiles as QueryTiles
 from .pages import Table as Table
 from .pages import Tile as Tile
