@@ -34,7 +34,7 @@ def _check(
     label_from: LabelFrom = None,
     split: Annotated[
         Literal["stated", "classes"],
-        typer.Option(help="Use the data's own splits, or split it by class."),
+        typer.Option(help="Use the splits in the data, or make new ones by class."),
     ] = "stated",
     path_column: PathColumn = None,
     label_column: LabelColumn = None,

@@ -27,15 +27,15 @@ Seed = Annotated[int, typer.Option(help="Random seed.", min=0)]
 # How images are read.
 LabelFrom = Annotated[
     str | None,
-    typer.Option(help="Pattern of file names that hold the labels, '{label}_{n}', or auto."),
+    typer.Option(help="Pattern of file names, such as '{label}_{n}'; auto finds it."),
 ]
 KnownAs = Annotated[
     str | None,
-    typer.Option("--as", help="The dataset it is, when it is not recognized; or folder."),
+    typer.Option("--as", help="Read DATA as this dataset, or as a folder."),
 ]
 SplitBy = Annotated[
     Literal["stated", "classes"] | None,
-    typer.Option(help="Use the data's own splits (stated), or split it by class."),
+    typer.Option(help="Use the splits in the data, or make new ones by class."),
 ]
 PathColumn = Annotated[str | None, typer.Option(help="Column of a table that names the files.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Column of a table that holds the labels.")]
@@ -44,7 +44,7 @@ AllowPartial = Annotated[
 ]
 Part = Annotated[
     Literal["all", "train", "test"],
-    typer.Option(help="Which part, as cbml train splits the images."),
+    typer.Option(help="Which part, as RUN splits the images."),
 ]
 
 #: The option of the verbs that load a trained model, whose network may be the user's own.

@@ -1,4 +1,4 @@
-"""The metric variance constraint alone, to add to any loss."""
+"""What can be added to any loss: the metric variance constraint, and proxies."""
 
 import torch
 from torch import Tensor, nn

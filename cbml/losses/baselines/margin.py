@@ -1,4 +1,4 @@
-"""The margin loss with distance-weighted sampling, whose draws are its own and can be resumed."""
+"""Losses that draw negatives by distance, by draws of their own that can be resumed."""
 
 import math
 

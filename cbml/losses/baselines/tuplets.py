@@ -1,4 +1,4 @@
-"""Losses that weigh a positive pair against the negatives of its anchor."""
+"""Losses of a positive pair against the negatives of its anchor, and of whole clusterings."""
 
 import math
 
