@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from markupsafe import Markup
 
-from cbml.bayes import Reliability, SetAnalysis
+from cbml.bayes import PairHistogram, PairStatistics, Reliability, SetAnalysis
 from cbml.errors import BadData
 from cbml.report import (
     Series,
@@ -47,7 +47,7 @@ def write_analysis_page(
             "Similarities of pairs",
             "How similar the pairs of one class and of two classes are. Dashed: Gaussians of the "
             "same mean and spread.",
-            [pair_histogram(name, one) for name, one in cells],
+            [pair_histogram(name, one.histogram, one.statistics) for name, one in cells],
         ),
         (
             "Likelihood ratio",
@@ -122,16 +122,14 @@ def _sentence(grid: Grid) -> str:
     )
 
 
-def pair_histogram(name: str, one: SetAnalysis) -> Markup:
+def pair_histogram(name: str, histogram: PairHistogram, facts: PairStatistics) -> Markup:
     """The similarities of positive and negative pairs, and Gaussians of the same moments."""
-    coarse, facts = one.histogram.coarser(_BINS), one.statistics
-    total = np.cumsum(coarse.negative)
-    low = int(np.searchsorted(total, total[-1] / 1000))  # below lies a thousandth of the pairs
+    coarse = histogram.coarser(_BINS)
+    kinds = (coarse.positive, coarse.negative)
+    # Below lies a thousandth of the pairs of each kind.
+    low = min(int(np.searchsorted(np.cumsum(one), one.sum() / 1000)) for one in kinds)
     edges = [float(edge) for edge in coarse.edges[low:]]
-    shares = [
-        (counts[low:] / max(int(counts.sum()), 1)).tolist()
-        for counts in (coarse.positive, coarse.negative)
-    ]
+    shares = [(counts[low:] / max(int(counts.sum()), 1)).tolist() for counts in kinds]
     moments: list[tuple[Literal["positive", "negative"], float, float]] = [
         ("positive", facts.positive_mean, facts.positive_std),
         ("negative", facts.negative_mean, facts.negative_std),

@@ -1,5 +1,6 @@
 """What the pages of a run and of a demo show: queries, pairs, scores before and after."""
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbml.bayes import Reliability, SetAnalysis
+from cbml.bayes import PairHistogram, PairStatistics, Reliability, SetAnalysis
 from cbml.data import ImageDataset, PackedDataset, Splits
-from cbml.errors import DamagedFile
+from cbml.errors import BadData, DamagedFile
 from cbml.evaluation import Scores, evaluate
 from cbml.models import Embedder
 from cbml.report import (
-    Distribution,
     QueryTiles,
     Table,
     Tile,
@@ -55,7 +55,7 @@ def report_run(
     test = splits.query if splits.test is None else splits.test
     if test is not None and record.get("test_evaluations"):
         parts.append((f"{unseen}, test", test))
-    distributions, queries, classes = [], [], None
+    histograms, queries, classes = [], [], None
     for title, images in parts:
         if len(images) < 2:
             continue
@@ -63,7 +63,10 @@ def report_run(
         dataset = PackedDataset.of(_some_classes(images), model.preprocessing.crop, read)
         shown = callback.progress("images embedded for the report")
         embeddings, labels = embed_dataset(model, dataset, None, shown), dataset.images.known_labels
-        distributions.append(Distribution.of(title, embeddings, labels))
+        with contextlib.suppress(BadData):  # no two images of a class, or one class alone
+            facts = PairStatistics.of(embeddings, labels)
+            pairs = PairHistogram.of(embeddings, labels)
+            histograms.append(pair_histogram(title, pairs, facts))
         queries = [
             (f"{kind} queries among {title}", tiles)
             for kind, tiles in _extremes(dataset, embeddings).items()
@@ -76,7 +79,7 @@ def report_run(
         folder / "report.html",
         record,
         read_metrics(folder),
-        distributions=distributions,
+        histograms=histograms,
         queries=queries,
         classes=classes,
         calibration=calibration,
@@ -180,7 +183,7 @@ def write_demo_report(
         queries=queries,
         separation=_separation_text(before.analysis, after.analysis),
         histograms=[
-            pair_histogram(title, view.analysis)
+            pair_histogram(title, view.analysis.histogram, view.analysis.statistics)
             for title, view in (("before", before), ("after", after))
         ],
         calibration=None if calibration is None else _calibration_table(calibration),
