@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from cbml.data import find_dataset
 from cbml.errors import BadData
-from cbml.experiments.jobs import Job, Record, read_records, records_file
+from cbml.experiments.jobs import Job, Record, read_records, records_file, validation_score
 from cbml.experiments.plans import best_learning_rate
 from cbml.experiments.rendering import Estimate, estimate
 from cbml.experiments.rows import DATA_NAMES
@@ -187,8 +187,7 @@ def plan_final(
     for record in trials:
         settings = record["settings"]
         if record["row"] == entry.name and settings["steps"] == protocol.trial_steps:
-            score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
-            scores[settings["learning_rate"]] = -1.0 if record["failed"] else score
+            scores[settings["learning_rate"]] = validation_score(record)
     if not scores.keys() >= set(protocol.learning_rates):
         return None
     tried = {rate: scores[rate] for rate in protocol.learning_rates}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cbml.errors import BadData
-from cbml.experiments.jobs import Job, Record, read_records
+from cbml.experiments.jobs import Job, Record, read_records, validation_score
 from cbml.experiments.rows import Row, Scale, Table, row_config
 from cbml.experiments.tables import LOSS_ABLATION, find_table
 from cbml.runs import FLAT_KEYS, parse_overrides, plain_value
@@ -218,8 +218,7 @@ class _Trials:
             table, row = record["table"], record["row"]
             others = dict(record["overrides"])
             rate = float(others.pop("learning_rate"))
-            score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
-            score = -1.0 if record["failed"] else score
+            score = validation_score(record)
             self.rows.setdefault((table, row, _text(others)), {})[rate] = score
             if table not in labels:
                 labels[table] = _family_labels(table, scale)
