@@ -1,7 +1,7 @@
 """The program `cbml`: one thin file per verb, errors in one line, documented exit codes.
 
 Exit codes: 0 fine, 1 failed, 2 usage, 3 bad data or a file that cannot be read or written (no
-permission, a full disk), 4 damaged file, 130/143 interrupted.
+permission, a full disk), 4 damaged file, 129/130/143 interrupted.
 
 A verb's file imports nothing heavy at its top, so that help answers at once; it defines `verb`, a
 function or a `typer.Typer` group, and is listed in VERBS.
@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import cbml
-from cbml.errors import BadData, DamagedFile
+from cbml.errors import BadData, DamagedFile, stop_signals
+from cbml.progress import say
 
 if TYPE_CHECKING:
     from cbml.training import Distributed
@@ -81,8 +82,11 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     # --debug may stand anywhere, as a word added to the end of a failed command.
     debug = "--debug" in words
-    # Leave by an exception, so that half-written files are cleaned away.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    _open_missing_streams()
+    for number in stop_signals():
+        if number != signal.SIGINT:
+            # Leave by an exception, so that half-written files are cleaned away.
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     # One line, as for errors: where in the code a warning comes from tells a user nothing.
     warnings.formatwarning = lambda message, *_: f"cbml: warning: {message}\n"
     try:
@@ -91,8 +95,18 @@ def main(arguments: list[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         else:
-            print(f"cbml: {_one_line(error)}", file=sys.stderr)
+            say(f"cbml: {_one_line(error)}")
         sys.exit(exit_code(error))
+
+
+def _open_missing_streams() -> None:
+    """Where the program was started with standard streams closed, let them lead nowhere.
+
+    The next file to be opened would get their number, and what libraries print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the program
 
 
 def _program() -> typer.Typer:

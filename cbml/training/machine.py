@@ -1,4 +1,4 @@
-"""The machine a run depends on: versions and hardware, freed memory, Ctrl-C and SIGTERM."""
+"""The machine a run depends on: versions and hardware, freed memory, signals."""
 
 import contextlib
 import ctypes
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import cbml
+from cbml.errors import stop_signals
 
 # What may hold the libraries back from using all that the processor can do.
 _LIMITS = (
@@ -114,9 +115,8 @@ def keep_freed_memory() -> bool:
     return all(choose(option, value) == 1 for option, value in wanted)
 
 
-# Ctrl-C and SIGTERM: asked for at any moment, answered between two steps.
+# Signals: asked for at any moment, answered between two steps.
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # One press of Ctrl-C can arrive twice: from the terminal and from torchrun.
 _ECHO_SECONDS = 2.0
 
@@ -152,12 +152,13 @@ class StopRequest:
             self.number, self._first = number, now
             if self._answers:
                 # Straight to the descriptor: a handler must not enter a stream that is printing.
-                os.write(2, b"\nstopping after this step; again to stop now\n")
+                with contextlib.suppress(OSError):  # whoever was reading may have ended as well
+                    os.write(2, b"\nstopping after this step; again to stop now\n")
 
 
 @contextlib.contextmanager
 def stop_request(*, answers: bool = True) -> Iterator[StopRequest]:
-    """A request that SIGINT and SIGTERM fill in inside the block.
+    """A request that Ctrl-C, SIGTERM and a closed terminal fill in inside the block.
 
     Args:
         answers: Whether this process says at once that it was heard.
@@ -166,7 +167,7 @@ def stop_request(*, answers: bool = True) -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread may handle signals
         return
-    before = {number: signal.signal(number, request.ask) for number in _SIGNALS}
+    before = {number: signal.signal(number, request.ask) for number in stop_signals()}
     try:
         yield request
     finally:
