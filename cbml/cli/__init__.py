@@ -7,9 +7,11 @@ A verb's file imports nothing heavy at its top, so that help answers at once; it
 function or a `typer.Typer` group, and is listed in VERBS.
 """
 
+import codecs
 import contextlib
 import errno
 import importlib
+import io
 import os
 import shlex
 import shutil
@@ -82,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     # --debug may stand anywhere, as a word added to the end of a failed command.
     debug = "--debug" in words
-    _open_missing_streams()
+    _prepare_streams()
     for number in stop_signals():
         if number != signal.SIGINT:
             # Leave by an exception, so that half-written files are cleaned away.
@@ -99,14 +101,18 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(exit_code(error))
 
 
-def _open_missing_streams() -> None:
-    """Where the program was started with standard streams closed, let them lead nowhere.
+def _prepare_streams() -> None:
+    """Let standard streams that are closed lead nowhere, and take names of files as they are.
 
-    The next file to be opened would get their number, and what libraries print.
+    The next file to be opened would get the number of a closed one, and what libraries print. A
+    name may hold any bytes, or letters that the encoding lacks, and must not end a list of results.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the program
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        whole = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if whole else "backslashreplace")
 
 
 def _program() -> typer.Typer:
