@@ -1,7 +1,7 @@
 """A training step of each method against the plain step: seconds in one run, and peak memory.
 
 The plain step is CBML's on the same network, images and batch of 120, by `cbml.fit`. In each round
-all methods and the plain step take turns; a ratio is the median of the rounds' ratios, each to the
+all methods and the plain step take turns; a ratio is the mean of the rounds' ratios, each to the
 plain step of its own round. Batches are drawn and decoded in all alike; what a method does before
 an epoch counts in the first step, which is not timed. Peak memory is that of a process of its own
 after two steps, so that nothing of another method is counted.
@@ -34,7 +34,7 @@ from cbml.runs import (
 )
 from cbml.training import Callback, Distributed, Settings, StepReport, fit
 
-STEPS, WARM, ROUNDS = 4, 1, 3
+STEPS, WARM, ROUNDS = 4, 1, 2
 PLAIN = "plain"
 
 
@@ -87,6 +87,15 @@ def config_of(method: str, quick: bool) -> RunConfig:
     return plain if method == PLAIN else plain.replace(method=method)
 
 
+def summary(name: str, own: list[float], plain: list[float]) -> str:
+    """One line: seconds of both, and how many times as long, with the range over the rounds."""
+    ratios = [one / base for one, base in zip(own, plain, strict=True)]
+    return (
+        f"{name:<16} plain {statistics.mean(plain):6.3f} s, method {statistics.mean(own):6.3f} s, "
+        f"{statistics.mean(ratios):5.2f} times ({min(ratios):.2f} to {max(ratios):.2f})"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     known = [name for name, entry in METHODS.items() if entry.labels == "known"]
@@ -112,17 +121,12 @@ def main() -> None:
             peak = peak_memory(name, options.quick)
             print(f"{name:<16} plain {first:5.2f} GB, method {peak:5.2f} GB", flush=True)
         return
+    rounds = 1 if options.quick else ROUNDS
     seconds: dict[str, list[float]] = {name: [] for name in (PLAIN, *names)}
-    for _ in range(1 if options.quick else ROUNDS):
-        for name, found in seconds.items():
-            found.append(seconds_per_step(config_of(name, options.quick), images))
-    before = statistics.median(seconds[PLAIN])
-    for name in names:
-        ratios = [own / base for own, base in zip(seconds[name], seconds[PLAIN], strict=True)]
-        print(
-            f"{name:<16} plain {before:6.3f} s, method {statistics.median(seconds[name]):6.3f} s, "
-            f"{statistics.median(ratios):5.2f} times ({min(ratios):.2f} to {max(ratios):.2f})"
-        )
+    for turn, name in itertools.product(range(1, rounds + 1), seconds):
+        seconds[name].append(seconds_per_step(config_of(name, options.quick), images))
+        if turn == rounds and name != PLAIN:
+            print(summary(name, seconds[name], seconds[PLAIN]), flush=True)
 
 
 if __name__ == "__main__":
