@@ -141,7 +141,9 @@ def _comparison(table: str, *, pretrained: bool = True) -> tuple[Row, ...]:
             changes = _loss(_LOSS_OF[key[1]])
         elif key[1] in _METHOD_OF:
             name = _METHOD_OF[key[1]]
-            changes = {"method": {"name": name, **METHODS[name].by_dataset.get(_DATA[key[3]], {})}}
+            changes = {
+                "method": {"name": name, **METHODS[name].by_dataset.get(DATA_OF[key[3]], {})}
+            }
         else:
             continue
         row = published_row(key, merged(changes, start), pretrained=pretrained)
