@@ -186,14 +186,14 @@ def served(folder: Path) -> Iterator[Line]:
         yield "serve: start", processor_time(pid), "s"
         for name, path, body in [
             ("an uploaded image", "search", upload.getvalue()),
-            ("an image of the gallery", "images/0/search", None),
+            ("an image of the gallery", "images/1/search", None),
             ("a page of the list", "images?limit=100", None),
             ("a new thumbnail", "images/{}/thumbnail", None),
             ("the map", "map", None),
         ]:
 
             def ask(path: str = path, body: bytes | None = body) -> None:
-                for number in range(20):
+                for number in range(1, 21):  # image 0 was replaced
                     asked(address, f"/api/v1/{path.format(number)}", body)
 
             yield f"serve: {name}", 50 * seconds(ask, pid), "ms"

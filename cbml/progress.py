@@ -1,12 +1,13 @@
 """How far a long loop has come, on standard error: a bar for people, plain lines for log files."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress", "duration", "reporter"]
+__all__ = ["Progress", "duration", "reporter", "say"]
 
 _SECONDS_BETWEEN_LINES = 10.0
 _WIDE = 110
@@ -22,6 +23,16 @@ def duration(seconds: float) -> str:
         return f"{max(round(seconds), 0)} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def say(text: str) -> None:
+    """Print a line on standard error; where nobody can read it any more, work goes on.
+
+    Args:
+        text: The line to print.
+    """
+    with contextlib.suppress(OSError):  # `2>&1 | tee log`, and Ctrl-C has ended tee
+        print(text, file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -83,7 +94,7 @@ class Progress:
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def close(self) -> None:
         """Leave the bar as it stands."""

@@ -1,15 +1,17 @@
 """The program `cbml`: one thin file per verb, errors in one line, documented exit codes.
 
 Exit codes: 0 fine, 1 failed, 2 usage, 3 bad data or a file that cannot be read or written (no
-permission, a full disk), 4 damaged file, 130/143 interrupted.
+permission, a full disk), 4 damaged file, 129/130/143 interrupted.
 
 A verb's file imports nothing heavy at its top, so that help answers at once; it defines `verb`, a
 function or a `typer.Typer` group, and is listed in VERBS.
 """
 
+import codecs
 import contextlib
 import errno
 import importlib
+import io
 import os
 import shlex
 import shutil
@@ -24,7 +26,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import cbml
-from cbml.errors import BadData, DamagedFile
+from cbml.errors import BadData, DamagedFile, stop_signals
+from cbml.progress import say
 
 if TYPE_CHECKING:
     from cbml.training import Distributed
@@ -60,8 +63,11 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     # --debug may stand anywhere, as a word added to the end of a failed command.
     debug = "--debug" in words
-    # Leave by an exception, so that half-written files are cleaned away.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    _prepare_streams()
+    for number in stop_signals():
+        if number != signal.SIGINT:
+            # Leave by an exception, so that half-written files are cleaned away.
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     # One line, as for errors: where in the code a warning comes from tells a user nothing.
     warnings.formatwarning = lambda message, *_: f"cbml: warning: {message}\n"
     try:
@@ -70,8 +76,22 @@ def main(arguments: list[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         else:
-            print(f"cbml: {_one_line(error)}", file=sys.stderr)
+            say(f"cbml: {_one_line(error)}")
         sys.exit(exit_code(error))
+
+
+def _prepare_streams() -> None:
+    """Let standard streams that are closed lead nowhere, and take names of files as they are.
+
+    The next file to be opened would get the number of a closed one, and what libraries print. A
+    name may hold any bytes, or letters that the encoding lacks, and must not end a list of results.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the program
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        whole = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if whole else "backslashreplace")
 
 
 def _program() -> typer.Typer:

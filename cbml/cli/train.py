@@ -23,6 +23,7 @@ from cbml.cli.options import (
 )
 from cbml.losses import LOSSES
 from cbml.models import BACKBONES
+from cbml.progress import say
 
 if TYPE_CHECKING:
     from cbml.runs import RunConfig, RunResult
@@ -212,11 +213,11 @@ def _how_to_resume(folder: Path, config: "RunConfig", distributed: "Distributed"
         yield
     except Interrupted as stop:
         if distributed.is_main_process:
-            print(f"{stop}; resume with:  {again}", file=sys.stderr)
+            say(f"{stop}; resume with:  {again}")
         raise typer.Exit(stop.exit_code) from None
     except (KeyboardInterrupt, SystemExit):  # before the first step, or after the last
         if distributed.is_main_process and (folder / "run.json").exists():
-            print(f"stopped; resume with:  {again}", file=sys.stderr)
+            say(f"stopped; resume with:  {again}")
         raise
     except RuntimeError as error:
         if distributed.size > 1 and "onnection" in str(error):

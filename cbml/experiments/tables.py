@@ -140,7 +140,10 @@ def _comparison(table: str, *, pretrained: bool = True) -> tuple[Row, ...]:
         elif key[1] in _LOSS_OF:
             changes = _loss(_LOSS_OF[key[1]])
         elif key[1] in _METHOD_OF:
-            changes = {"method": {"name": _METHOD_OF[key[1]]}}
+            name = _METHOD_OF[key[1]]
+            changes = {
+                "method": {"name": name, **METHODS[name].by_dataset.get(DATA_OF[key[3]], {})}
+            }
         else:
             continue
         row = published_row(key, merged(changes, start), pretrained=pretrained)

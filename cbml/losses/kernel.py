@@ -144,7 +144,8 @@ def _terms_of_all(
         if gradient is not None:
             work.gradient()
             _add_products(gradient, matrix, tile.rows, rows)
-    return PairSums(*totals.unbind(), gradient, None)
+    positive, negative, variance = totals.unbind()
+    return PairSums(positive, negative, variance, gradient, None)
 
 
 def _add_products(gradient: Tensor, matrix: Tensor, tile: slice, rows: Tensor) -> None:

@@ -4,6 +4,7 @@ from torch import nn
 
 from cbml.data import ImageDataset
 from cbml.errors import BadData
+from cbml.evaluation import score_names
 from cbml.models import Embedder, resolve_head, resolve_levels
 from cbml.runs.build import build_method, draw_batches, use_backbone
 from cbml.runs.config import RunConfig
@@ -32,6 +33,11 @@ def check_options(config: RunConfig) -> None:
     known = config.data.labels == "known"
     classes = config.training.classes_per_batch if known else None
     check_batch_shape(method, classes, config.training.samples_per_class)
+    scores = [*score_names(clustering=False), *getattr(method, "judged_by", ())]
+    if known and config.training.choose_by not in (None, *scores):
+        raise BadData(
+            f"choose_by={config.training.choose_by}: no such score; use one of {', '.join(scores)}"
+        )
 
 
 def check_trainable(

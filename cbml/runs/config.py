@@ -318,8 +318,15 @@ def check_names(config: RunConfig) -> None:
 def list_methods() -> dict[str, dict[str, str]]:
     """The losses and the methods, each with one line about it."""
     losses = {name: _first_line(kind) for name, kind in LOSSES.items()}
-    methods = {name: entry.title for name, entry in METHODS.items()}
+    methods = {name: entry.title + _condition(name) for name, entry in METHODS.items()}
     return {"losses": losses, "methods": methods}
+
+
+def _condition(method: str) -> str:
+    """The labels that a method asks for, where they are not known."""
+    labels = METHODS[method].labels
+    alone = ", without --method" if method == "pseudo_labels" else ""
+    return "" if labels == "known" else f" (--labels {labels}{alone})"
 
 
 def _first_line(kind: type) -> str:

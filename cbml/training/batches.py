@@ -104,13 +104,16 @@ def check_batches(batches: Batches, distributed: Distributed) -> None:
         )
 
 
-def check_batch_shape(method: nn.Module, classes: int | None, samples: int | None) -> None:
+def check_batch_shape(
+    method: nn.Module, classes: int | None, samples: int | None, *, rows: int | None = None
+) -> None:
     """Refuse batches that a loss or a method cannot learn from.
 
     Args:
         method: Says by `smallest_batch` what it needs; one that does not takes everything.
         classes: Number of classes in a batch; None where it is not known yet.
         samples: Number of images of each; None where it is not known yet.
+        rows: Images of the largest batch, where it is not classes times samples.
     """
     name = type(getattr(method, "loss", None) or method).__name__
     fewest = getattr(method, "smallest_batch", (1, 1))
@@ -118,6 +121,13 @@ def check_batch_shape(method: nn.Module, classes: int | None, samples: int | Non
         raise BadData(f"classes_per_batch={classes}: {name} needs at least {fewest[0]}")
     if samples is not None and samples < fewest[1]:
         raise BadData(f"samples_per_class={samples}: {name} needs at least {fewest[1]}")
+    largest = getattr(getattr(method, "loss", None) or method, "largest_batch", None)
+    rows = rows or (classes or 0) * (samples or 0)
+    if largest is not None and rows > largest:
+        raise BadData(
+            f"batches of {rows} images: {name} remembers at most {largest}; use --set "
+            f"loss.batch_rows={rows}"
+        )
 
 
 def check_training_set(method: nn.Module, batches: Batches) -> None:
@@ -130,9 +140,10 @@ def check_training_set(method: nn.Module, batches: Batches) -> None:
     sampler, images = batches.sampler, batches.images
     assert isinstance(sampler, ClassBalancedSampler)
     classes, samples = sampler.classes_per_batch, sampler.samples_per_class
+    rows = classes * samples
     if sampler.batch_range is not None:
-        classes = sampler.batch_range[0] // samples
-    check_batch_shape(method, classes, samples)
+        classes, rows = sampler.batch_range[0] // samples, sampler.batch_range[1]
+    check_batch_shape(method, classes, samples, rows=rows)
     check = getattr(method, "check_images", None)
     if check is not None:
         check(np.bincount(images.known_labels, minlength=len(images.class_names)))

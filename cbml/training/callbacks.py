@@ -1,11 +1,10 @@
 """Callbacks: what `fit` reports while it runs, and the one that shows it to people."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cbml.progress import Progress, reporter
+from cbml.progress import Progress, reporter, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,7 @@ class ProgressCallback(Callback):
         if self._progress is not None:
             self._progress.say(text)
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def progress(self, label: str) -> Callable[[int, int], None]:
         """A bar of its own, but for work within the updates, whose bar is there already."""

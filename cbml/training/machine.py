@@ -1,4 +1,4 @@
-"""The machine a run depends on: versions and hardware, memory, Ctrl-C and SIGTERM."""
+"""The machine a run depends on: versions and hardware, memory, signals."""
 
 import contextlib
 import ctypes
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import cbml
+from cbml.errors import stop_signals
 from cbml.models import Embedder, Execution
 from cbml.training.batches import EMBEDDED
 from cbml.training.gradients import has_trained_batch_norm
@@ -120,9 +121,8 @@ def keep_freed_memory() -> bool:
     return all(choose(option, value) == 1 for option, value in wanted)
 
 
-# Ctrl-C and SIGTERM: asked for at any moment, answered between two steps.
+# Signals: asked for at any moment, answered between two steps.
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # One press of Ctrl-C can arrive twice: from the terminal and from torchrun.
 _ECHO_SECONDS = 2.0
 
@@ -158,12 +158,13 @@ class StopRequest:
             self.number, self._first = number, now
             if self._answers:
                 # Straight to the descriptor: a handler must not enter a stream that is printing.
-                os.write(2, b"\nstopping after this step; again to stop now\n")
+                with contextlib.suppress(OSError):  # whoever was reading may have ended as well
+                    os.write(2, b"\nstopping after this step; again to stop now\n")
 
 
 @contextlib.contextmanager
 def stop_request(*, answers: bool = True) -> Iterator[StopRequest]:
-    """A request that SIGINT and SIGTERM fill in inside the block.
+    """A request that Ctrl-C, SIGTERM and a closed terminal fill in inside the block.
 
     Args:
         answers: Whether this process says at once that it was heard.
@@ -172,7 +173,7 @@ def stop_request(*, answers: bool = True) -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread may handle signals
         return
-    before = {number: signal.signal(number, request.ask) for number in _SIGNALS}
+    before = {number: signal.signal(number, request.ask) for number in stop_signals()}
     try:
         yield request
     finally:

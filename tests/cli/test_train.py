@@ -124,6 +124,29 @@ def test_signals_name_the_way_on_and_resume_finishes(
     assert read_record(out)["steps_done"] == steps
 
 
+def test_a_closed_terminal_ends_a_run_in_order(folder: Path, tmp_path: Path) -> None:
+    """Nobody reads standard error any more, as after Ctrl-C in `cbml train 2>&1 | tee log`."""
+    out = tmp_path / "run"
+    words = ["train", str(folder), *SMALL, "--set", "validate_every=0", "--out", str(out)]
+    words[words.index("--steps") + 1] = "100000"
+    with subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE) as child:
+        while child.poll() is None and not (out / "metrics.jsonl").exists():
+            time.sleep(0.05)
+        assert child.stderr is not None
+        child.stderr.close()
+        child.send_signal(signal.SIGHUP)
+    assert child.returncode == 128 + signal.SIGHUP
+    assert any(out.glob("checkpoints/step-*/manifest.json"))
+
+
+def test_standard_error_may_be_closed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert run(["train", str(folder), *SMALL, "--out", str(tmp_path / "run")]) == 0
+    sys.stderr.close()
+
+
 def small_folder(folder: Path, classes: int) -> Path:
     small = folder.parent / f"{classes} classes"
     for label in range(classes):

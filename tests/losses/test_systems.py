@@ -488,7 +488,7 @@ def test_without_memory_it_is_proxy_anchor() -> None:
 
 def test_a_batch_too_large_for_the_memory_is_named() -> None:
     with pytest.raises(ValueError, match="batch_rows is 5, too small for a batch of 14"):
-        memvir(virtual_steps=1, gap=0, warmup_steps=0, batch_rows=5)(rows(0), LABELS)
+        memvir(virtual_steps=1, gap=0, warmup_steps=9, batch_rows=5)(rows(0), LABELS)
 
 
 def separation_gained(gap: int, virtual_steps: int) -> float:

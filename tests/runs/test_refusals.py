@@ -176,6 +176,28 @@ def test_the_smallest_batch_of_a_loss_teaches_and_a_smaller_one_does_not(name: s
             assert taught(labels) < (0.1 if name == "n_pair" else 1e-6)  # it shortens rows, too
 
 
+def test_a_batch_that_a_memory_has_no_room_for(
+    folders: dict[str, str], tmp_path: Path, cache: Path
+) -> None:
+    sizes = {"classes_per_batch": 2, "samples_per_class": 65}
+    config = config_of(folders["few"], training=sizes).replace(loss="proxy_anchor_memvir")
+    wanted = "remembers at most 128; use --set loss.batch_rows=130"
+    refused(config, tmp_path / "run", cache, wanted)
+    config = config_of(folders["many"]).replace(
+        data={"labels": "none"},
+        training={"samples_per_class": 4},
+        loss={"name": "proxy_anchor_memvir", "parameters": "given"},
+    )
+    refused(config, tmp_path / "run", cache, "loss.batch_rows=200")
+
+
+def test_a_score_that_validation_does_not_give(
+    folders: dict[str, str], tmp_path: Path, cache: Path
+) -> None:
+    config = config_of(folders["few"], training={"choose_by": "recall@3"})
+    refused(config, tmp_path / "run", cache, "choose_by=recall@3: no such score; use one of recall")
+
+
 def test_processes_that_cannot_share_a_batch(
     folders: dict[str, str], tmp_path: Path, cache: Path
 ) -> None:

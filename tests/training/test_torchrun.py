@@ -178,6 +178,23 @@ def test_the_launcher_passes_signals_on(
     assert again.end(300) == 0, again.log.read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_launcher_leaves_nobody_behind(home: Path, jobs: list[Job]) -> None:
+    folder, out = class_folders(home / "images"), home / "run"
+    command = [*WORKER, *words(folder, out), "--set", "steps=1000000", "--processes", "2"]
+    job = Job(command, home)
+    jobs.append(job)
+    while not (out / "metrics.jsonl").exists():
+        assert job.child.poll() is None, job.log.read_text()
+        time.sleep(0.01)
+    assert len(job.workers()) == 2
+    job.child.kill()
+    psutil.wait_procs(job.seen.values(), timeout=60)
+    assert not job.orphans()
+    assert newest_checkpoint(out / "checkpoints", print) is not None
+
+
 def test_a_long_wait_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,9 +222,20 @@ class ProxyAnchorMemVir(ProxyLoss):
         self.register_buffer("stored", torch.zeros((), dtype=torch.int64))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
+    @property
+    def largest_batch(self) -> int | None:
+        """The most images of a batch, where batches are remembered."""
+        return self.batch_rows if len(self.memory) else None
+
     def _against_proxies(self, anchors: Tensor, labels: Tensor) -> Tensor:
         everything: list[tuple[Tensor, Tensor, Tensor]] = [(anchors, labels, self.proxies)]
         if self.training:
+            if len(anchors) > (
+                self.largest_batch or len(anchors)
+            ):  # also during the warm-up: nobody waits to hear it
+                raise ValueError(
+                    f"batch_rows is {self.batch_rows}, too small for a batch of {len(anchors)}"
+                )
             self.steps += 1
             if len(self.memory) and int(self.steps) > self.warmup_steps:
                 everything += self._remembered()
@@ -252,8 +263,6 @@ class ProxyAnchorMemVir(ProxyLoss):
     def _store(self, anchors: Tensor, labels: Tensor) -> None:
         """Put the step over the oldest one."""
         size = len(anchors)
-        if size > self.batch_rows:
-            raise ValueError(f"batch_rows is {self.batch_rows}, too small for a batch of {size}")
         slot = int(self.stored) % len(self.memory)
         self.memory[slot, :size] = anchors.detach().to(self.memory.dtype)
         self.memory_labels[slot] = -1
