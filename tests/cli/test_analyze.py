@@ -9,21 +9,15 @@ from pathlib import Path
 import pytest
 
 from cbml import MatchProbability
-from cbml.cli import main
 from cbml.runs import parts
 from cbml.training import read_record
+from tests.fixtures import run_program as run
 from tests.training.small import class_folders
 
 SMALL = [
     *("--backbone", "conv4", "--crop", "16", "--steps", "2", "--set", "validation=0.5"),
     *("--set", "dim=8", "--set", "classes_per_batch=2", "--set", "samples_per_class=3"),
 ]
-
-
-def run(words: list[str]) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return int(end.value.code or 0)
 
 
 @pytest.fixture(scope="module")

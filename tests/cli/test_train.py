@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cbml.cli import main
 from cbml.runs import RunConfig
 from cbml.training import read_metrics, read_record, update_record
+from tests.fixtures import run_program as run
 from tests.training.small import class_folders
 
 SMALL = [
@@ -32,12 +32,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return class_folders(tmp_path / "images")
-
-
-def run(words: list[str]) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return int(end.value.code or 0)
 
 
 def test_a_run_writes_all_it_promises(
