@@ -27,7 +27,7 @@ def verb(
     ] = False,
     backbone: OwnBackbone = None,
 ) -> None:
-    """Write a trained model as ONNX, checked against torch on real images first.
+    """Export a model to ONNX, checked against torch on real images.
 
     \b
     Examples:

@@ -36,7 +36,7 @@ def verb(
     ] = None,
     split: Annotated[
         Literal["all", "train", "test"],
-        typer.Option(help="Which part, as cbml train splits the images."),
+        typer.Option(help="Which part, as RUN splits the images."),
     ] = "all",
     store: Annotated[
         str | None,
@@ -52,8 +52,7 @@ def verb(
     recall: Annotated[
         float | None,
         typer.Option(
-            help="Share of the true nearest images that searches find; for --kind pq4, which "
-            "measures it.",
+            help="Share of the true nearest images that a search must find; for --kind pq4.",
             show_default="0.95",
         ),
     ] = None,
@@ -78,11 +77,13 @@ def verb(
     ] = None,
     label_from: Annotated[
         str | None,
-        typer.Option(help="Pattern of file names that hold the labels, '{label}_{n}', or auto."),
+        typer.Option(help="Pattern of file names, such as '{label}_{n}'; auto finds it."),
     ] = None,
-    path_column: Annotated[str | None, typer.Option(help="A table's column of the files.")] = None,
+    path_column: Annotated[
+        str | None, typer.Option(help="Column of a table that names the files.")
+    ] = None,
     label_column: Annotated[
-        str | None, typer.Option(help="A table's column of the labels.")
+        str | None, typer.Option(help="Column of a table that holds the labels.")
     ] = None,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
@@ -111,7 +112,7 @@ def verb(
         remove_images,
         write_near_duplicates,
     )
-    from cbml.runs import open_model, use_backbone
+    from cbml.runs import open_model, run_split, use_backbone
 
     use_backbone(backbone)
     if remove and (run or images):
@@ -136,6 +137,7 @@ def verb(
             refs = list_images(
                 images,
                 split=split,
+                **run_split(run),
                 allow_partial=allow_partial,
                 label_from=label_from,
                 path_column=path_column,

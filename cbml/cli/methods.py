@@ -9,7 +9,7 @@ import typer
 def verb(
     as_json: Annotated[bool, typer.Option("--json", help="Print the lists as JSON.")] = False,
 ) -> None:
-    """List the losses for --loss and the methods for --method, with one line each.
+    """List the losses for --loss and the methods for --method.
 
     \b
     Examples:

@@ -38,11 +38,11 @@ def verb(
     ] = None,
     known_as: Annotated[
         str | None,
-        typer.Option("--as", help="The dataset it is, when it is not recognized; or folder."),
+        typer.Option("--as", help="Read DATA as this dataset, or as a folder."),
     ] = None,
     split: Annotated[
         Literal["stated", "classes"] | None,
-        typer.Option(help="Use the data's own splits, or split it anew by class."),
+        typer.Option(help="Use the splits in the data, or make new ones by class."),
     ] = None,
     path_column: Annotated[
         str | None, typer.Option(help="Column of a table that names the files.")
@@ -55,7 +55,7 @@ def verb(
     ] = False,
     clusters: Annotated[
         int | None,
-        typer.Option(help="For --labels none; by default one cluster for every four images."),
+        typer.Option(help="Clusters for --labels none; by default one for every four images."),
     ] = None,
     loss: Annotated[
         str | None, typer.Option(help=f"{', '.join(LOSSES)}; or package.module:Class.")
@@ -114,10 +114,10 @@ def verb(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train a model, select it on held-out classes, and keep what is needed to resume.
+    """Train a model on images, with or without labels.
 
-    The run's folder holds run.json, metrics.jsonl, checkpoints/, model/ and report.html. Ctrl-C is
-    safe: the last line says how to resume.
+    The model is selected on held-out classes. The run's folder holds run.json, metrics.jsonl,
+    checkpoints/, model/ and report.html. Ctrl-C is safe: the last line says how to resume.
 
     \b
     Examples:

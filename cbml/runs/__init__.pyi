@@ -29,6 +29,7 @@ from .folder import images_to_index as images_to_index
 from .folder import open_model as open_model
 from .folder import recorded_config as recorded_config
 from .folder import run_calibration as run_calibration
+from .folder import run_split as run_split
 from .names import check_names as check_names
 from .names import list_methods as list_methods
 from .names import parse_overrides as parse_overrides
