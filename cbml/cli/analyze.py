@@ -30,11 +30,12 @@ def verb(
     as_json: AsJson = False,
     backbone: OwnBackbone = None,
 ) -> None:
-    """Show pair similarities before and after training, likelihood ratio and probabilities.
+    """Analyze a run's similarities and match probabilities.
 
-    Writes analysis.html with its figures, and calibration.json, which turns the similarities of
-    search results into probabilities and is fitted on all images of the validation classes.
-    Everything else is estimated from a sample where there are more than 4,096 images.
+    Writes analysis.html with the similarities of pairs before and after training and the likelihood
+    ratio, and calibration.json, which turns the similarities of search results into probabilities.
+    The calibration is fitted to all images of the validation classes; everything else is estimated
+    from a sample if there are more than 4,096 images.
 
     \b
     Examples:

@@ -14,9 +14,9 @@ def verb(
     second: Annotated[Path, typer.Argument(metavar="RUN", help="Another run's folder.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show in which settings two runs differ, and what each scored.
+    """Show how the settings and scores of two runs differ.
 
-    Only what the runs have recorded is shown: nothing is computed or evaluated.
+    Only what the runs have recorded is shown; nothing is computed or evaluated.
 
     \b
     Examples:

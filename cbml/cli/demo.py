@@ -28,7 +28,7 @@ def verb(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Learn from half of the emoji, search among the other half, and show what changed.
+    """Train on half of the emoji and search the other half.
 
     Takes minutes on two CPU cores; nothing is downloaded. Ctrl-C is safe: the same command resumes
     where it stopped, and once everything is done it only shows the result.

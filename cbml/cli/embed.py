@@ -20,7 +20,7 @@ def verb(
     as_json: AsJson = False,
     backbone: OwnBackbone = None,
 ) -> None:
-    """Write the vectors of images to a file: vectors, paths, names and labels.
+    """Write the embeddings of images to a file, with paths and labels.
 
     The .npz file holds plain arrays: np.load(file)["vectors"] is float32 of shape (N, D), each row
     of length 1. Files that cannot be read are left out and listed in bad_images.csv beside it. The
@@ -34,7 +34,7 @@ def verb(
     """
     from cbml.errors import BadData
     from cbml.gallery import embed_files, embed_share, list_images, write_vectors
-    from cbml.runs import open_model, use_backbone
+    from cbml.runs import open_model, run_split, use_backbone
 
     if out.suffix not in (".npz", ".parquet"):
         raise BadData(f"--out {out}: must end in .npz or .parquet")
@@ -43,7 +43,7 @@ def verb(
         if distributed.group is not None and not distributed.is_main_process:
             embed_share(open_model(run), distributed.group)
             return
-        listed = list_images(images, split=split, allow_partial=allow_partial)
+        listed = list_images(images, split=split, **run_split(run), allow_partial=allow_partial)
         done = embed_files(open_model(run), listed, out=out, group=distributed.group)
         write_vectors(out, done)
     facts: dict[str, Any] = {

@@ -25,7 +25,7 @@ def verb(
     as_json: AsJson = False,
     backbone: OwnBackbone = None,
 ) -> None:
-    """Write a trained model as ONNX, checked against torch on real images first.
+    """Export a model to ONNX, checked against torch on real images.
 
     \b
     Examples:

@@ -47,8 +47,7 @@ def verb(
     recall: Annotated[
         float | None,
         typer.Option(
-            help="Share of the true nearest images that searches find; for --kind pq4, which "
-            "measures it.",
+            help="Share of the true nearest images that a search must find; for --kind pq4.",
             show_default="0.95",
         ),
     ] = None,
@@ -99,7 +98,7 @@ def verb(
         remove_images,
         write_near_duplicates,
     )
-    from cbml.runs import open_model, use_backbone
+    from cbml.runs import open_model, run_split, use_backbone
 
     use_backbone(backbone)
     if remove and (run or images):
@@ -124,6 +123,7 @@ def verb(
             refs = list_images(
                 images,
                 split=split,
+                **run_split(run),
                 allow_partial=allow_partial,
                 label_from=label_from,
                 path_column=path_column,

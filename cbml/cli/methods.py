@@ -8,7 +8,7 @@ from cbml.cli.options import AsJson
 def verb(
     as_json: AsJson = False,
 ) -> None:
-    """List the losses for --loss and the methods for --method, with one line each.
+    """List the losses for --loss and the methods for --method.
 
     \b
     Examples:

@@ -83,11 +83,12 @@ def verb(
     out: Annotated[Path, typer.Option(help="Folder for runs and records.")] = Path("reproduction"),
     as_json: AsJson = False,
 ) -> None:
-    """Run the rows of a table; finished runs are not repeated, interrupted ones resume.
+    """Run the rows of one of the paper's tables.
 
-    Machines that share the folder given by --out divide the work. Run --trials first: it tries the
-    same number of learning rates for each row on held-out training classes, and later runs use the
-    best. Records are lines of JSON in OUT/TABLE-SCALE/.
+    Finished runs are not repeated, and interrupted ones resume. Machines that share the folder
+    given by --out divide the work. Run --trials first: it tries the same number of learning rates
+    for each row on held-out training classes, and later runs use the best. Records are lines of
+    JSON in OUT/TABLE-SCALE/.
 
     \b
     Examples:

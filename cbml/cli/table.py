@@ -20,10 +20,10 @@ def verb(
     ] = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Print a table in Markdown: means over seeds with 95 % intervals, beside the paper's numbers.
+    """Print a table of recorded runs in Markdown.
 
-    Each scale, dataset and model selection has a table of its own. Scores are percent; one seed has
-    no interval.
+    Our means over seeds with 95 % intervals stand beside the paper's numbers. Each scale, dataset
+    and model selection has a table of its own. Scores are percent; one seed has no interval.
 
     \b
     Examples:

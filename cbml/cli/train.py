@@ -53,7 +53,7 @@ def verb(
     allow_partial: AllowPartial = False,
     clusters: Annotated[
         int | None,
-        typer.Option(help="For --labels none; by default one cluster for every four images."),
+        typer.Option(help="Clusters for --labels none; by default one for every four images."),
     ] = None,
     loss: Annotated[
         str | None, typer.Option(help=f"{', '.join(LOSSES)}; or package.module:Class.")
@@ -112,10 +112,10 @@ def verb(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model, select it on held-out classes, and keep what is needed to resume.
+    """Train a model on images, with or without labels.
 
-    The run's folder holds run.json, metrics.jsonl, checkpoints/, model/ and report.html. Ctrl-C is
-    safe: the last line says how to resume.
+    The model is selected on held-out classes. The run's folder holds run.json, metrics.jsonl,
+    checkpoints/, model/ and report.html. Ctrl-C is safe: the last line says how to resume.
 
     \b
     Examples:

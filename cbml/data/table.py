@@ -77,7 +77,7 @@ def table(
         raise BadData(
             f"{source}: {len(missing):,} of {len(files):,} files are missing: "
             + ", ".join(f"row {row + 1} {_short(files[row])}" for row in sorted(missing)[:_LISTED])
-            + "; complete them, or leave them out with --allow-partial (allow_partial=True)"
+            + "; add them, or leave these rows out with --allow-partial (allow_partial=True)"
         )
     rows = [row for row in range(len(files)) if row not in missing]
     if "label" not in columns:

@@ -71,6 +71,8 @@ def list_images(
     source: Path | str,
     *,
     split: Split = "all",
+    seed: int = 0,
+    split_by: Literal["stated", "classes"] = "stated",
     allow_partial: bool = False,
     label_from: str | None = None,
     path_column: str | None = None,
@@ -84,6 +86,8 @@ def list_images(
     Args:
         source: Anything that `cbml data check` takes.
         split: "train" and "test" are the halves that `cbml train` makes of it.
+        seed: Random seed of that run.
+        split_by: "stated" takes the splits of a folder or table; "classes" keeps classes apart.
         allow_partial: Accept a dataset that is not complete.
         label_from: Pattern of the file names, such as "{label}_{n}", where they hold the labels;
             "auto" recognizes it.
@@ -108,6 +112,8 @@ def list_images(
         splits = load(
             source,
             kind,
+            seed=seed,
+            split=split_by if kind in {"folder", "table"} else "stated",
             allow_partial=allow_partial,
             label_from=label_from,
             path_column=path_column,

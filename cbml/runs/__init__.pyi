@@ -32,6 +32,7 @@ from .folder import images_to_index as images_to_index
 from .folder import open_model as open_model
 from .folder import recorded_config as recorded_config
 from .folder import run_calibration as run_calibration
+from .folder import run_split as run_split
 from .old_records import with_current_names as with_current_names
 from .refinement import load_refinement as load_refinement
 from .report import write_demo_report as write_demo_report

@@ -188,7 +188,9 @@ def embed_split(
     if split == "all":
         return embed_images(model, joined(parts.values()), None, distributed, callback)
     if split not in parts:
-        raise BadData(f"{splits.record.get('root')}: has no {split} images; has {sorted(parts)}")
+        raise BadData(
+            f"{splits.record.get('root')}: has no {split} images, only {', '.join(parts)}"
+        )
     return embed_images(model, parts[split], None, distributed, callback)
 
 

@@ -77,6 +77,7 @@ def labeled_parts(config: RunConfig, start: Start) -> Parts:
     callback, distributed = start.callback, start.distributed
     splits = training_splits(config)
     _check_classes(config, splits.train)
+    _check_test(config, splits, start)
     for note in splits.record.get("notes", ()):
         callback.on_message(note)
     config = _with_batch_sizes(config, splits.train, start)
@@ -135,6 +136,15 @@ def _check_classes(config: RunConfig, images: ImageDataset) -> None:
     )
 
 
+def _check_test(config: RunConfig, splits: Splits, start: Start) -> None:
+    """Refuse a test that has nothing to score now, not after the training."""
+    if start.test and not any(map(len, (splits.test or (), splits.query or ()))):
+        raise BadData(
+            f"{config.data.source}: has no test images with labels; leave out --test, or let "
+            "--split classes keep classes for it"
+        )
+
+
 def _with_batch_sizes(config: RunConfig, images: ImageDataset, start: Start) -> RunConfig:
     """The config with the sizes of its batches, which it may leave open."""
     chosen = config.training
@@ -190,6 +200,7 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     """
     distributed, read = start.distributed, start.callback.progress("images read")
     splits = training_splits(config)
+    _check_test(config, splits, start)
     images = ImageDataset(splits.train.paths)
     _check_unlabeled(config, images, distributed)
     # A model has heads, and so a size, before it is known how many clusters there will be.

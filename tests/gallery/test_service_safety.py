@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import io
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -391,6 +392,13 @@ def test_near_duplicates_as_a_table(tmp_path: Path) -> None:
     rows = (tmp_path / "t.csv").read_text().splitlines()
     assert len(rows) == 3
     assert {row.split(",")[2] for row in rows[1:]} == {"class 2/1.png", "class 3/copy.png"}
+    assert [row.split(",")[-1] for row in rows] == ["same_content", "0", "0"]
+    shutil.copy(files / "class 2" / "1.png", files / "class 3" / "same.png")
+    small.built(files, target)
+    assert write_near_duplicates(tmp_path / "t.csv", target) == 1
+    rows = (tmp_path / "t.csv").read_text().splitlines()
+    same = {row.split(",")[2]: row.split(",")[-1] for row in rows[1:]}
+    assert same == {"class 2/1.png": "1", "class 3/copy.png": "0", "class 3/same.png": "1"}
 
 
 def test_what_is_no_gallery_is_told_apart(tmp_path: Path) -> None:
