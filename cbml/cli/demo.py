@@ -59,19 +59,11 @@ def verb(
 
 
 def _make_gallery(model: "Embedder", run: Path, folder: Path) -> None:
-    from cbml.evaluation import evaluate
-    from cbml.gallery import BuildSettings, build, list_images
-    from cbml.runs import run_calibration, training_paths
+    from cbml.cli.index import build_gallery
+    from cbml.gallery import BuildSettings, list_images
 
-    build(
-        model,
-        list_images("emoji", split="test"),
-        folder,
-        evaluate=evaluate,
-        calibration=run_calibration(run),
-        trained_on=training_paths(run),
-        settings=BuildSettings(source="emoji"),
-    )
+    refs = list_images("emoji", split="test")
+    build_gallery(model, run, refs, folder, BuildSettings(source="emoji"))
 
 
 def _print_end(found: "Demonstration") -> None:
