@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from cbml.data import BYTE_LIMIT, UnreadableImage, prefetch, read_image
 from cbml.gallery.images import ImageRef
 from cbml.gallery.thumbnails import Signature, signature_of
-from cbml.models import Embedder, embed, embed_outputs
+from cbml.models import Embedder, embed_outputs
 from cbml.outputs import Outputs, Reranker
 
 CHUNK = 256  # images
@@ -121,12 +121,9 @@ def _chunks(
         images = [one.framed for one in chunk if not one.reason]
         # Their pixels will have done their work; what is left is small.
         chunk = [dataclasses.replace(one, framed=_NO_PIXELS) for one in chunk]
-        if parts:
-            outputs = embed_outputs(framed, images, parts)
-            found = {name: outputs.parts[name].numpy() for name in parts}
-            yield chunk, outputs.embeddings.numpy(), found
-        else:
-            yield chunk, embed(framed, images, progress=False), {}
+        outputs = embed_outputs(framed, images, parts)
+        found = {name: part.numpy() for name, part in outputs.parts.items()}
+        yield chunk, outputs.embeddings.numpy(), found
 
 
 def fingerprint(model: Embedder) -> str:

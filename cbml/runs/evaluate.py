@@ -133,7 +133,7 @@ def _names(splits: Splits, split: str) -> Sequence[str]:
     """The classes that the labels of a split's scores count."""
     parts = {name: images for name, images in splits.parts().items() if len(images)}
     if split == "all":
-        return joined(parts.values()).class_names
+        return functools.reduce(ImageDataset.joined, parts.values()).class_names
     return parts[split].class_names if split in parts else ()
 
 
@@ -186,7 +186,8 @@ def embed_split(
         return embed_images(model, splits.query, splits.gallery, distributed, callback)
     parts = {name: images for name, images in splits.parts().items() if len(images)}
     if split == "all":
-        return embed_images(model, joined(parts.values()), None, distributed, callback)
+        whole = functools.reduce(ImageDataset.joined, parts.values())
+        return embed_images(model, whole, None, distributed, callback)
     if split not in parts:
         raise BadData(
             f"{splits.record.get('root')}: has no {split} images, only {', '.join(parts)}"
@@ -337,11 +338,3 @@ def shows_test_images(folder: Path, paths: Iterable[Path]) -> bool:
     real = functools.cache(os.path.realpath)
     known = {(real(path.parent), path.name) for part in tested for path in part}
     return any((real(path.parent), path.name) in known for path in paths)
-
-
-def joined(parts: Iterable[ImageDataset]) -> ImageDataset:
-    """All images as one dataset."""
-    whole, *rest = parts
-    for images in rest:
-        whole = whole.joined(images)
-    return whole
