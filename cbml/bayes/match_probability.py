@@ -43,7 +43,7 @@ class MatchProbability:
         by_query: Log Φ without b_r, for where only similarities are known.
         by_both: Log Φ with b_r; None where that says no more.
         cohort: Begin and end of the ranks of the cohort.
-        typical_cohort_mean: B for lists that end before the cohort begins.
+        typical_cohort_mean: b for lists that end before the cohort begins.
         fitted_positives: R where the weights were fitted, for this cohort.
         positives: R where they are used.
         own_positives: R for queries that are among the images searched, and left out.
