@@ -1,6 +1,6 @@
 """All methods by name, as text: nothing is imported until one of them is used."""
 
-import importlib
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,8 +38,7 @@ class MethodEntry:
 
     def load(self) -> "type[Method]":
         """Import the class."""
-        module, _, name = self.location.partition(":")
-        found: type[Method] = getattr(importlib.import_module(module), name)
+        found: type[Method] = pkgutil.resolve_name(self.location)
         return found
 
 
