@@ -34,11 +34,7 @@ _ERRORS = ("ECE Gauss", "ECE free")
 def write_analysis_page(
     path: Path, title: str, grid: Grid, reliability: Mapping[str, Reliability]
 ) -> None:
-    """Write the page of an analysis.
-
-    Args:
-        reliability: How far match probabilities hold, by where they were checked.
-    """
+    """Write the page of an analysis."""
     cells = [
         (f"{images}, {model}", one) for images, row in grid.items() for model, one in row.items()
     ]

@@ -147,11 +147,7 @@ def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:
 
 
 def with_start(config: RunConfig) -> RunConfig:
-    """The config with the network of the model that it starts from.
-
-    Args:
-        config: May name a run or a saved model in `model.start`.
-    """
+    """The config with the network of the model that it starts from."""
     if config.model.start is None:
         return config
     start = Embedder.load(model_folder(Path(config.model.start)))

@@ -43,25 +43,12 @@ def check_options(config: RunConfig) -> None:
 def check_trainable(
     config: RunConfig, images: ImageDataset, method: nn.Module, distributed: Distributed
 ) -> None:
-    """Refuse a training set that a method cannot learn from, before an image is read.
-
-    Args:
-        config: Names seed and sizes; those it leaves open are fitted to the dataset.
-        images: The training images.
-        method: The method or loss of the config.
-        distributed: The processes, which must be able to share a batch.
-    """
+    """Refuse a training set that a method cannot learn from, before an image is read."""
     check_training_set(method, draw_batches(config, images, distributed))
 
 
 def check_model(config: RunConfig, model: Embedder, method: nn.Module) -> None:
-    """Refuse a network that a method, or chunks, cannot be trained with.
-
-    Args:
-        config: Names the size of chunks, if any.
-        model: As built for the method.
-        method: The method or loss of the config.
-    """
+    """Refuse a network that a method, or chunks, cannot be trained with."""
     if isinstance(method, Method):
         method.attach(model)
     if config.training.chunk_size:

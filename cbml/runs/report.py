@@ -196,22 +196,14 @@ def write_demo_report(
 
 
 def by_gain(before: View, after: View) -> Indices:
-    """The queries that have something to find, those first whose results gained most.
-
-    Args:
-        before: What the untrained model makes of the images.
-    """
+    """The queries that have something to find, those first whose results gained most."""
     old, new = before.scores.per_query["map@r"], after.scores.per_query["map@r"]
     queries = np.flatnonzero(after.scores.positives > 0)
     return queries[np.argsort((old - new)[queries], kind="stable")]
 
 
 def query_tiles(dataset: PackedDataset, embeddings: Embeddings, query: int) -> QueryTiles:
-    """A query and its nearest images, relevant or not.
-
-    Args:
-        embeddings: Their unit vectors. (N, D)
-    """
+    """A query and its nearest images, relevant or not."""
     labels, names = dataset.images.known_labels, dataset.images.class_names
     same = labels == labels[query]
     # Past the last relevant image all are irrelevant, and nobody is to blame for it.
