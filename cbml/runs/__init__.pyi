@@ -33,6 +33,7 @@ from .names import check_names as check_names
 from .names import list_methods as list_methods
 from .names import parse_overrides as parse_overrides
 from .old_records import with_current_names as with_current_names
+from .planning import with_larger_views as with_larger_views
 from .refinement import load_refinement as load_refinement
 from .report import write_demo_report as write_demo_report
 from .runner import RunResult as RunResult

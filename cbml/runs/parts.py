@@ -10,7 +10,7 @@ from torch import nn
 from cbml.data import Batches, ImageDataset, PackedDataset, Splits
 from cbml.errors import BadData
 from cbml.evaluation import agreement, evaluate
-from cbml.methods import Labels, PseudoLabels, Study, cluster_count
+from cbml.methods import METHODS, Labels, PseudoLabels, Study, cluster_count
 from cbml.models import Embedder
 from cbml.runs.build import (
     build_batches,
@@ -213,6 +213,8 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
         method: nn.Module = _pseudo_labels(config, clusters, study)
     else:
         method = build_method(config, clusters, images=len(images))
+        if config.method.name in METHODS:
+            start.callback.on_message(f"without labels: {METHODS[config.method.name].title}")
     batches = build_batches(config, images, distributed)
     metadata = {"clusters": clusters, **plan}
     return Parts(config, splits, model, method, batches, metadata, study=final)
