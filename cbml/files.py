@@ -161,6 +161,9 @@ def save_folder(
         entries = {name: _write_part(folder, name, write) for name, write in parts.items()}
         manifest = {"kind": kind, "parts": entries, "metadata": dict(metadata)}
         write_json(folder / MANIFEST, {**manifest, "sha256": _digest(manifest)})
+        if not replaced:
+            # A new folder: without its own entry on the disk, a power cut would take all of it.
+            _flush(folder.resolve().parent)
         # What was replaced just now may still be read; what the save before replaced is not.
         _delete_unnamed(folder, replaced | _named_files(folder))
 

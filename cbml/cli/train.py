@@ -41,8 +41,8 @@ def verb(
     labels: Annotated[
         Literal["known", "names", "none", "each"] | None,
         typer.Option(
-            help="names: labels are in the file names; none: cluster the images; each: every "
-            "image is its own class."
+            help="names: labels are in the file names; none: learn from larger views of the "
+            "images, or from clusters; each: every image is its own class."
         ),
     ] = None,
     label_from: LabelFrom = None,
@@ -184,8 +184,11 @@ def _planned(
             images = {"source": str(data), **changes.pop("data", {})}
             config = RunConfig(images, **changes)
         check_names(config)
-        from cbml.runs import check_options  # imports torch, which a misspelled name need not
+        # They import torch, which a misspelled name need not.
+        from cbml.runs import check_options, with_larger_views
 
+        if resume is None:
+            config = with_larger_views(config, changes)
         check_options(config)
     except BadData as error:
         raise typer.BadParameter(str(error)) from None

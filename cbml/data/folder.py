@@ -267,8 +267,8 @@ def labels_from_names(paths: Sequence[Path], pattern: str) -> list[str]:
     others = [path for path, match in zip(paths, matches, strict=True) if match is None]
     if others:
         raise BadData(
-            f"{others[0].name}: does not follow the pattern {pattern}, as {len(others):,} of "
-            f"{len(paths):,} names do not; state another by --label-from, or move these files away"
+            f"{len(others):,} of {len(paths):,} file names do not follow the pattern {pattern}, "
+            f"such as {others[0].name}; give another with --label-from, or move these files away"
         )
     return [match["label"] for match in matches if match]
 

@@ -122,7 +122,10 @@ def stated_splits(name: str, found: Found, *, validation: float, seed: int) -> S
     """The splits that a folder or table states; validation is held out where it states none."""
     stated = set(found.splits)
     if "train" not in stated:
-        raise BadData(f"{found.root}: states {sorted(stated)} but no train; add it")
+        named = ", ".join(sorted(stated))
+        raise BadData(
+            f"{found.root}: has splits ({named}) but no train; add it, or use --split classes"
+        )
     if len(stated & set(ROLES)) == 1:
         raise BadData(f"{found.root}: query and gallery need each other; only one is stated")
     train = found.images(("train",))

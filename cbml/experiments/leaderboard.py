@@ -95,7 +95,8 @@ class Protocol:
         if entry.labels != "known":
             own = METHODS[entry.name].defaults
             config = config.replace(**{name: own[name] for name in _OWN_SECTIONS if name in own})
-            config = config.replace(data={"labels": entry.labels}, pseudo_labels={"study": True})
+            learning = {"study": True, "head_start": "whitened"}  # as `cbml train` starts it
+            config = config.replace(data={"labels": entry.labels}, pseudo_labels=learning)
         return config.replace(**changes)
 
 

@@ -145,8 +145,7 @@ class Service:
             try:
                 image = await self.run("decode", lambda: self.decoder.decode(body, wanted))
             except DecodingFailed as failure:
-                status = 408 if failure.too_slow else 422
-                raise Refusal(status, f"the image: {failure.reason}") from None
+                raise Refusal(failure.status, f"the image: {failure.reason}") from None
 
         pairs = zip(galleries, image.framed, strict=True)
         embedded = [self._embedded(each, framed, image.signature) for each, framed in pairs]

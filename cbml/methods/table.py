@@ -69,7 +69,9 @@ METHODS: dict[str, MethodEntry] = {
         title="neighbors and similarities of enlarged images, taught to the model at its own size",
         labels="each",
         defaults={
-            "training": {"samples_per_class": 1, "choose_by": "agreement", "validate_every": 20}
+            "augmentation": {"min_area": 0.5},
+            "optimizer": {"learning_rate": 4e-4},
+            "training": {"samples_per_class": 1, "choose_by": "agreement", "validate_every": 40},
         },
     ),
     "nce": MethodEntry(

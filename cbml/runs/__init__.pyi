@@ -34,6 +34,7 @@ from .folder import recorded_config as recorded_config
 from .folder import run_calibration as run_calibration
 from .folder import run_split as run_split
 from .old_records import with_current_names as with_current_names
+from .planning import with_larger_views as with_larger_views
 from .refinement import load_refinement as load_refinement
 from .report import write_demo_report as write_demo_report
 from .runner import RunResult as RunResult

@@ -13,7 +13,7 @@ from cbml.bayes import PairStatistics
 from cbml.data import Batches, ImageDataset, PackedDataset, Splits
 from cbml.errors import BadData, DamagedFile
 from cbml.evaluation import agreement, evaluate
-from cbml.methods import Labels, PseudoLabels, Study, cluster_count
+from cbml.methods import METHODS, Labels, PseudoLabels, Study, cluster_count
 from cbml.models import Embedder, find_backbone
 from cbml.runs.build import (
     build_batches,
@@ -226,6 +226,8 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
         method: nn.Module = _pseudo_labels(config, clusters, study)
     else:
         method = build_method(config, clusters, images=len(images))
+        if config.method.name in METHODS:
+            start.callback.on_message(f"without labels: {METHODS[config.method.name].title}")
     batches = build_batches(config, images, distributed)
     metadata = {"clusters": clusters, **plan}
     return Parts(config, splits, model, method, batches, metadata, study=final)

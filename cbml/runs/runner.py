@@ -13,6 +13,7 @@ from cbml.bayes import MatchProbability, check_results
 from cbml.data import Batches, ImageDataset, Splits
 from cbml.errors import BadData
 from cbml.files import write_csv
+from cbml.methods import cluster_count, cluster_labels, spread_labels
 from cbml.models import Embedder
 from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_execution, build_model, use_backbone, with_start
@@ -29,6 +30,7 @@ from cbml.training import (
     Fitted,
     ProgressCallback,
     Run,
+    TrainingView,
     embed_dataset,
     fit,
     read_record,
@@ -197,6 +199,8 @@ def _finish(
     scores = before = None
     if test:
         scores, before = _test(folder, parts, fitted, distributed, callback)
+    if parts.config.data.labels == "each":
+        _cluster(parts, distributed)
     if parts.study is not None:
         found_labels = parts.study(model, parts.batches.images.known_labels)
         if distributed.is_main_process:
@@ -204,9 +208,8 @@ def _finish(
     if distributed.is_main_process:
         if parts.config.data.labels != "known":
             _write_clusters(folder / "clusters.csv", parts.batches)
-        if parts.config.data.labels != "each":
-            with _optional(callback, "report.html", f"cbml evaluate {folder}"):
-                report_run(folder, model, _reported(parts), callback)
+        with _optional(callback, "report.html", f"cbml evaluate {folder}"):
+            report_run(folder, model, _reported(parts), callback)
     return scores, before
 
 
@@ -268,6 +271,18 @@ def _reported(parts: Parts) -> Splits:
     study = parts.config.pseudo_labels.study
     held_out = parts.splits.validation if study else ImageDataset(())
     return dataclasses.replace(parts.splits, train=parts.batches.images, validation=held_out)
+
+
+def _cluster(parts: Parts, distributed: Distributed) -> None:
+    """Give the images, each a class of its own until now, the clusters of the trained model."""
+    batches, chosen = parts.batches, parts.config
+    view = TrainingView(parts.model, batches, distributed, step=0, steps=0)
+    vectors = view.embed()
+    clusters = cluster_count(len(vectors), chosen.pseudo_labels.clusters)
+    labels = cluster_labels(vectors, clusters, seed=chosen.training.seed)
+    everyones = spread_labels(labels, view.readable, len(batches.images))
+    names = tuple(map(str, range(clusters)))
+    batches.images = dataclasses.replace(batches.images, labels=everyones, class_names=names)
 
 
 def _write_clusters(path: Path, batches: Batches) -> None:

@@ -236,6 +236,8 @@ SECTIONS: dict[str, type[Section]] = {
     "training": TrainingConfig,
     "pseudo_labels": PseudoLabelConfig,
 }
+# The fields of `pseudo_labels` that only clusters have.
+OF_CLUSTERS = {"clusters", "refresh_epochs", "cluster_by"}
 # The fields that say how long a run is; the later word counts.
 LENGTHS = ("steps", "epochs", "minutes")
 _LEADING = {"data": "source", "model": "backbone", "loss": "name", "method": "name"}

@@ -106,7 +106,7 @@ def test_signals_name_the_way_on_and_resume_finishes(
     words = ["train", str(folder), *SMALL, "--set", "validate_every=0", "--out", str(out)]
     words[words.index("--steps") + 1] = "100000"
     child = subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True)
-    while child.poll() is None and not (out / "metrics.jsonl").exists():
+    while child.poll() is None and not any("loss" in line for line in read_metrics(out)):
         time.sleep(0.05)
     child.send_signal(number)
     error = child.communicate(timeout=60)[1]
@@ -124,7 +124,7 @@ def test_a_closed_terminal_ends_a_run_in_order(folder: Path, tmp_path: Path) -> 
     words = ["train", str(folder), *SMALL, "--set", "validate_every=0", "--out", str(out)]
     words[words.index("--steps") + 1] = "100000"
     with subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE) as child:
-        while child.poll() is None and not (out / "metrics.jsonl").exists():
+        while child.poll() is None and not any("loss" in line for line in read_metrics(out)):
             time.sleep(0.05)
         assert child.stderr is not None
         child.stderr.close()

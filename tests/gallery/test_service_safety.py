@@ -156,12 +156,28 @@ def test_a_decoder_that_takes_too_long_is_ended_and_replaced() -> None:
         decoder.seconds = 0.05
         with pytest.raises(DecodingFailed, match="longer than") as failure:
             decoder.decode(large_png(), preprocessing)
-        assert failure.value.too_slow
+        assert failure.value.status == 408
         decoder.seconds = 60
         again = decoder.decode(small_png.getvalue(), preprocessing)
         assert np.array_equal(first.framed[0], again.framed[0])
         with pytest.raises(DecodingFailed, match="not an image"):
             decoder.decode(b"<html>", preprocessing)
+    finally:
+        decoder.close()
+
+
+def test_a_decoder_that_cannot_be_started_is_not_the_fault_of_the_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preprocessing = [small.model().describe()["preprocessing"]]
+    decoder = ImageDecoder(processes=1)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", "/bin/false")
+            with pytest.raises(DecodingFailed, match="try again") as failure:
+                decoder.decode(image_bytes(), preprocessing)
+        assert failure.value.status == 503
+        assert decoder.decode(image_bytes(), preprocessing).framed
     finally:
         decoder.close()
 

@@ -49,6 +49,39 @@ def test_a_fault_at_every_call_leaves_the_old_or_the_new_one(tmp_path: Path, cal
     assert nth > 1, "the call was reached"
 
 
+def test_the_new_one_is_on_the_disk_before_the_old_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut loses what was not flushed: contents of files, and entries of folders."""
+    folder, fsync, unlink = tmp_path / "checkpoints", os.fsync, os.unlink
+    contents: set[int] = set()
+    entries: dict[str, set[str]] = {}
+    checked: list[Path] = []
+
+    def flushed(descriptor: int) -> None:
+        fsync(descriptor)
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        contents.add(os.fstat(descriptor).st_ino)
+        if os.path.isdir(path):
+            entries[path] = set(os.listdir(path))
+
+    def deleting(path: Any, **options: Any) -> None:
+        if str(path) == str(folder / "step-000000001" / "manifest.json"):
+            new = folder / "step-000000002"
+            assert new.name in entries.get(str(folder), set())
+            for part in new.glob("[!.]*"):
+                assert part.name in entries[str(new)]
+                assert part.stat().st_ino in contents
+                checked.append(part)
+        unlink(path, **options)
+
+    save(folder, 1)
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "unlink", deleting)
+    save(folder, 2)
+    assert len(checked) == 3
+
+
 def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
     save(tmp_path, 1)
     for limit in (1, 40, 500, 1_500):
