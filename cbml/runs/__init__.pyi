@@ -1,6 +1,5 @@
 from .analysis import RunAnalysis as RunAnalysis
 from .analysis import analyze_run as analyze_run
-from .analysis_page import analysis_tables as analysis_tables
 from .build import build_batches as build_batches
 from .build import build_execution as build_execution
 from .build import build_method as build_method
@@ -23,6 +22,7 @@ from .demo import Demonstration as Demonstration
 from .demo import demonstrate as demonstrate
 from .demo import reliability_of as reliability_of
 from .demo import view_of as view_of
+from .demo import write_demo_report as write_demo_report
 from .doctor import examine as examine
 from .evaluate import Evaluation as Evaluation
 from .evaluate import evaluate_run as evaluate_run
@@ -36,7 +36,7 @@ from .folder import run_split as run_split
 from .old_records import with_current_names as with_current_names
 from .planning import with_larger_views as with_larger_views
 from .refinement import load_refinement as load_refinement
-from .report import write_demo_report as write_demo_report
+from .report import analysis_tables as analysis_tables
 from .runner import RunResult as RunResult
 from .runner import run as run
 from .runner import trained_model as trained_model
