@@ -5,11 +5,11 @@ from .build import build_execution as build_execution
 from .build import build_method as build_method
 from .build import build_model as build_model
 from .build import build_run_loss as build_run_loss
+from .build import check_options as check_options
 from .build import load_splits as load_splits
 from .build import training_paths as training_paths
 from .build import training_splits as training_splits
 from .build import use_backbone as use_backbone
-from .checks import check_options as check_options
 from .compare import Comparison as Comparison
 from .compare import compare_runs as compare_runs
 from .compare import resumed_config as resumed_config
