@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import os
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors
