@@ -271,7 +271,7 @@ def with_larger_views(config: RunConfig, changes: Mapping[str, Mapping[str, Any]
         return config
     images = dataclasses.replace(config.data, labels="each")
     rest = {name: change for name, change in changes.items() if name != "data"}
-    return RunConfig(images, method="larger_views", **rest)  # type: ignore[arg-type]
+    return RunConfig(images, method="larger_views", **rest)
 
 
 def _first_run(config: RunConfig) -> FirstRun:
