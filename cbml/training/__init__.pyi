@@ -15,6 +15,7 @@ from .guards import NonFiniteError as NonFiniteError
 from .machine import Interrupted as Interrupted
 from .machine import environment as environment
 from .machine import keep_freed_memory as keep_freed_memory
+from .machine import return_freed_memory as return_freed_memory
 from .memory import StepMemory as StepMemory
 from .memory import memory_budget as memory_budget
 from .memory import step_memory as step_memory
