@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cbml.cli import OwnBackbone
+from cbml.cli.options import AsJson, OwnBackbone, RunFolder
 
 if TYPE_CHECKING:
     from cbml.runs import RunAnalysis
 
 
 def verb(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: RunFolder,
     data: Annotated[
         str | None,
         typer.Argument(metavar="DATA", help="Images to analyze instead of the run's own."),
@@ -27,7 +27,7 @@ def verb(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the figures; RUN/analysis by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    as_json: AsJson = False,
     backbone: OwnBackbone = None,
 ) -> None:
     """Analyze a run's similarities and match probabilities.

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from cbml.cli.options import AsJson, RunFolder
+
 
 def verb(
-    first: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    first: RunFolder,
     second: Annotated[Path, typer.Argument(metavar="RUN", help="Another run's folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show how the settings and scores of two runs differ.
 

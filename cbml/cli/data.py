@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cbml.cli import program_name
+from cbml.cli.options import KnownAs, LabelColumn, LabelFrom, PathColumn
 
 verb = typer.Typer(
     help="Check, list and download datasets.", no_args_is_help=True, rich_markup_mode=None
@@ -28,28 +29,17 @@ def _check(
             show_default=False,
         ),
     ],
-    known_as: Annotated[
-        str | None,
-        typer.Option("--as", help="Read DATA as this dataset, or as a folder.", show_default=False),
-    ] = None,
+    known_as: KnownAs = None,
     labels: Annotated[
         Literal["folders", "names"], typer.Option(help="Where the labels are.")
     ] = "folders",
-    label_from: Annotated[
-        str | None,
-        typer.Option(help="Pattern of file names, such as '{label}_{n}'.", show_default=False),
-    ] = None,
+    label_from: LabelFrom = None,
     split: Annotated[
         Literal["stated", "classes"],
         typer.Option(help="Use the splits in the data, or make new ones by class."),
     ] = "stated",
-    path_column: Annotated[
-        str | None, typer.Option(help="Column of a table that names the files.", show_default=False)
-    ] = None,
-    label_column: Annotated[
-        str | None,
-        typer.Option(help="Column of a table that holds the labels.", show_default=False),
-    ] = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = None,
     seed: Annotated[int, typer.Option(help="Random seed for the held-out classes.")] = 0,
     sheet: Annotated[
         Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")

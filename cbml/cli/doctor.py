@@ -2,13 +2,15 @@
 
 import json
 import textwrap
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from cbml.cli.options import AsJson
+
 
 def verb(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check this installation.
 

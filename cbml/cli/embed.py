@@ -2,38 +2,22 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from cbml.cli import OwnBackbone, Processes, joined
+from cbml.cli import joined
+from cbml.cli.options import AllowPartial, AsJson, Images, Model, OwnBackbone, Part, Processes
 
 
 def verb(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="A run's folder, a saved model's, or a backbone's name."
-        ),
-    ],
-    images: Annotated[
-        str,
-        typer.Argument(
-            metavar="IMAGES", help="A folder, an archive, a table, or a dataset's name."
-        ),
-    ],
+    run: Model,
+    images: Images,
     out: Annotated[Path, typer.Option(help="The file to write, .npz or .parquet.")],
-    split: Annotated[
-        Literal["all", "train", "test"],
-        typer.Option(help="Which part, as RUN splits the images."),
-    ] = "all",
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
-    ] = False,
+    split: Part = "all",
+    allow_partial: AllowPartial = False,
     processes: Processes = 1,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as JSON.")
-    ] = False,
+    as_json: AsJson = False,
     backbone: OwnBackbone = None,
 ) -> None:
     """Write the embeddings of images to a file, with paths and labels.

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from cbml.cli import OwnBackbone, program_name
+from cbml.cli import program_name
+from cbml.cli.options import GalleryFolder, OwnBackbone
 
 
 def verb(
-    gallery: Annotated[Path, typer.Argument(metavar="GALLERY", help="Made by cbml index.")],
+    gallery: GalleryFolder,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes any free one.")] = 8000,
     compare: Annotated[

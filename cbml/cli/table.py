@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from cbml.cli.options import AsJson
+
 DEFAULT = Path("reproduction")
 
 
@@ -16,7 +18,7 @@ def verb(
     records: Annotated[
         Path, typer.Option(help="Folder or file of records, such as results.")
     ] = DEFAULT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print a table of recorded runs in Markdown.
 

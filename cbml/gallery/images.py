@@ -1,6 +1,7 @@
 """What a gallery knows of each image, which images a source holds, and what changed since."""
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -148,10 +149,7 @@ def _of_split(splits: Splits, split: Split, source: str) -> ImageDataset:
     chosen = [images for name, images in parts.items() if name in names and len(images)]
     if not chosen:
         raise BadData(f"{source}: has no images of the split {split!r}; use --split all")
-    joined = chosen[0]
-    for images in chosen[1:]:
-        joined = joined.joined(images)
-    return joined
+    return functools.reduce(ImageDataset.joined, chosen)
 
 
 def _named(images: ImageDataset) -> list[ImageRef]:

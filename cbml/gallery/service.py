@@ -145,8 +145,7 @@ class Service:
             try:
                 image = await self.run("decode", lambda: self.decoder.decode(body, wanted))
             except DecodingFailed as failure:
-                status = 408 if failure.too_slow else 422
-                raise Refusal(status, f"the image: {failure.reason}") from None
+                raise Refusal(failure.status, f"the image: {failure.reason}") from None
 
         pairs = zip(galleries, image.framed, strict=True)
         embedded = [self._embedded(each, framed, image.signature) for each, framed in pairs]
@@ -225,7 +224,9 @@ class Service:
         """Do once what would make the first requests slow."""
         self.decoder.warm_up()
         for which in self._served():
-            self.gallery(which).warm_up()
+            # In the thread that will search: each thread that computes brings OpenMP threads of its
+            # own, and where there are more of those than cores they no longer spin but sleep.
+            self._pools["search"].submit(self.gallery(which).warm_up).result()
 
     def close(self) -> None:
         """End the processes that decode."""

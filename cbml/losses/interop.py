@@ -24,7 +24,7 @@ class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
     use `efficient=False`.
 
     Args:
-        loss: takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
+        loss: Takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
     """
 
     def __init__(self, loss: nn.Module) -> None:
@@ -42,10 +42,10 @@ class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
         """The loss in the form that the library's reducers ask for.
 
         Args:
-            embeddings: one row per image. (B, D)
-            labels: one integer per row. (B,)
-            ref_emb: references; the embeddings themselves where there are none. (R, D)
-            ref_labels: their labels. (R,)
+            embeddings: One row per image. (B, D)
+            labels: One integer per row. (B,)
+            ref_emb: References; the embeddings themselves where there are none. (R, D)
+            ref_labels: Their labels. (R,)
         """
         value = self.wrapped(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
@@ -142,8 +142,8 @@ class SelfSupervisedLoss(LibrarySelfSupervised):  # type: ignore[misc]
     """pytorch-metric-learning's loss of two views of each image, for any loss of ours.
 
     Args:
-        loss: takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
-        symmetric: compare all views with each other; otherwise the first views with the second.
+        loss: Takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
+        symmetric: Compare all views with each other; otherwise the first views with the second.
     """
 
     def __init__(self, loss: nn.Module, symmetric: bool = True) -> None:

@@ -1,9 +1,9 @@
 """From a config to the parts of a run: images, model, loss, batches."""
 
 import dataclasses
-import importlib
 import inspect
 import os
+import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from cbml.data import (
     SPLIT_NAMES,
     Batches,
     ImageDataset,
+    PackedImages,
     Splits,
     TrainTransform,
     cache_folder,
@@ -36,8 +37,6 @@ from cbml.models import (
     Execution,
     add_backbone,
     find_backbone,
-    resolve_head,
-    resolve_levels,
 )
 from cbml.runs.config import RunConfig
 from cbml.runs.folder import model_folder, recorded_config
@@ -278,36 +277,6 @@ def _construct(
     return made
 
 
-def check_options(config: RunConfig) -> None:
-    """Refuse options that cannot be meant, before any image is read.
-
-    Args:
-        config: Names the loss and its options.
-    """
-    if config.data.labels != "none" and config.pseudo_labels.clusters is not None:
-        raise BadData("clusters: only with labels=none")
-    use_backbone(config.model.backbone)
-    method = build_method(config, 2, images=2)
-    if isinstance(method, Method):
-        resolve_levels(method.heads(config.model.dim), config.model.backbone)
-        resolve_head(method.head, config.model.backbone, config.model.dim)
-        check_samples(config, method)
-
-
-def check_samples(config: RunConfig, method: nn.Module) -> None:
-    """Refuse batches with fewer images of a class than the method needs.
-
-    Args:
-        config: Names the batch size, or leaves it open.
-    """
-    fewest = method.fewest_samples if isinstance(method, Method) else 1
-    if (config.training.samples_per_class or fewest) < fewest:
-        raise BadData(
-            f"--method {config.method.name}: needs {fewest} images of a class in a batch, and "
-            f"samples_per_class is {config.training.samples_per_class}"
-        )
-
-
 def use_backbone(name: str | None) -> None:
     """Import a network of the user's own, so that models with it can be built and loaded.
 
@@ -327,9 +296,8 @@ def use_backbone(name: str | None) -> None:
 
 
 def _import(name: str, option: str, kind: str) -> Any:
-    module, _, inner = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), inner)
+        return pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadData(
             f"--{option} {name}: {error}; write package.module:{kind}, with the package installed "
@@ -371,6 +339,17 @@ def build_batches(
         progress: Called with images read and images in all.
     """
     side = short_side(config.model.crop)
+    source = pack(images.paths, cache_folder() / "packed", short_side=side, progress=progress)
+    return draw_batches(config, images, distributed, source)
+
+
+def draw_batches(
+    config: RunConfig,
+    images: ImageDataset,
+    distributed: Distributed,
+    source: PackedImages | None = None,
+) -> Batches:
+    """The batches of this process, from packed images or from the files themselves."""
     return build_training_batches(
         images,
         transform=train_transform(config),
@@ -379,7 +358,7 @@ def build_batches(
         samples_per_class=config.training.samples_per_class,
         batch_range=None if images.labels is not None else config.pseudo_labels.batch_sizes,
         seed=config.training.seed,
-        source=pack(images.paths, cache_folder() / "packed", short_side=side, progress=progress),
+        source=source,
         workers=config.data.workers,
         bad_limit=config.data.bad_limit,
     )

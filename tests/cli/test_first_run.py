@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbml.cli import main, program_name
+from cbml.cli import program_name
 from cbml.data import load
 from cbml.gallery import Gallery
 from cbml.progress import duration
 from cbml.training import read_record
+from tests.fixtures import run_program as run
 from tests.training.small import class_folders
 
 SMALL = [
@@ -33,12 +34,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return class_folders(tmp_path / "images")
-
-
-def run(words: list[str]) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return int(end.value.code or 0)
 
 
 @pytest.mark.parametrize(

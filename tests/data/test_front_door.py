@@ -180,9 +180,7 @@ def test_a_stated_pattern(tmp_path: Path) -> None:
     assert classes(by_id.train) | classes(by_id.test) == {f"{i:04}" for i in range(6)}
     by_camera = load(tmp_path, label_from="{id}_{label}_{n}", validation=0)
     assert classes(by_camera.train) == {"c1", "c2"}
-    with pytest.raises(
-        BadData, match=r"24 of 24 file names do not follow .*\{label\}-\{n\}"
-    ):
+    with pytest.raises(BadData, match=r"24 of 24 file names do not follow .*\{label\}-\{n\}"):
         load(tmp_path, label_from="{label}-{n}")
     with pytest.raises(BadData, match="name the class once"):
         load(tmp_path, label_from="{n}_{camera}")
