@@ -33,11 +33,8 @@ from cbml.training import (
     TrainingView,
     embed_dataset,
     fit,
-<<<<<<< HEAD
-    return_freed_memory,
-=======
     read_record,
->>>>>>> main
+    return_freed_memory,
     update_record,
 )
 
