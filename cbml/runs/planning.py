@@ -258,7 +258,7 @@ def with_larger_views(config: RunConfig, changes: Mapping[str, Mapping[str, Any]
 
     Args:
         config: Made from the changes.
-        changes: What was chosen, by section and field.
+        changes: What was chosen in the other sections than `data`, by section and field.
     """
     if config.data.labels != "none" or {"loss", "method"} & changes.keys():
         return config
@@ -270,8 +270,7 @@ def with_larger_views(config: RunConfig, changes: Mapping[str, Mapping[str, Any]
     if blind or with_crop(config).model.crop > LARGEST_VIEW / _LARGER:
         return config
     images = dataclasses.replace(config.data, labels="each")
-    rest = {name: change for name, change in changes.items() if name != "data"}
-    return RunConfig(images, method="larger_views", **rest)  # type: ignore[arg-type]
+    return RunConfig(images, method="larger_views", **changes)  # type: ignore[arg-type]
 
 
 def _first_run(config: RunConfig) -> FirstRun:
