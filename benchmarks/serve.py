@@ -77,16 +77,15 @@ def make_gallery(folder: Path, count: int, dim: int, *, noise: float = 2.2, seed
     """A gallery of so many entries, saved as `cbml index` saves it."""
     files = draw_files(folder / "files")
     vectors = made_vectors(count, dim, noise + 0.4 * seed)
-    images = tuple(
-        GalleryImage(
-            number,
-            str(files[number // PER_CLASS % FILES]),
-            f"product {number // PER_CLASS}/photograph {number % PER_CLASS}.jpg",
-            f"product {number // PER_CLASS}",
-            *(1, 1, f"{number:064x}", 240, 180),
-        )
-        for number in range(count)
-    )
+    statuses = [path.stat() for path in files]
+
+    def entry(number: int) -> GalleryImage:
+        label, file = f"product {number // PER_CLASS}", number // PER_CLASS % FILES
+        status, name = statuses[file], f"{label}/photograph {number % PER_CLASS}.jpg"
+        known = status.st_size, status.st_mtime_ns, f"{number:064x}", 240, 180
+        return GalleryImage(number, str(files[file]), name, label, *known)
+
+    images = tuple(entry(number) for number in range(count))
     model = Embedder(BACKBONE, dim=dim, weights="none", seed=seed).eval()
     index = Index(dim)
     index.add(vectors)

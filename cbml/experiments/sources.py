@@ -191,7 +191,7 @@ def config_cost(config: RunConfig, data: str, scale: Scale) -> Cost:
     Args:
         config: The run's config.
         data: Name of its dataset.
-        scale: Of the machine that it is meant for, "full" or "laptop".
+        scale: Scale of the machine that it is meant for, "full" or "laptop".
     """
     steps = config.training.steps or 0
     validations = steps // config.training.validate_every if config.training.validate_every else 0

@@ -26,7 +26,7 @@ def layout(vectors: Rows, *, seed: int = 0) -> NDArray[np.uint16]:
     """Places on a square map, (N, 2), from 0 to 65535.
 
     Args:
-        vectors: unit rows. (N, D)
+        vectors: Unit rows. (N, D)
     """
     count = len(vectors)
     if count < 3:

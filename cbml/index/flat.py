@@ -44,7 +44,7 @@ class Flat:
         """Append rows.
 
         Args:
-            vectors: checked rows. (N, D)
+            vectors: Checked rows. (N, D)
         """
         self.faiss.add(vectors)
 
@@ -56,7 +56,7 @@ class Flat:
         """Copies of rows, (M, D).
 
         Args:
-            indices: which rows. (M,)
+            indices: Which rows. (M,)
         """
         return np.asarray(self.faiss.reconstruct_batch(indices), dtype=np.float32)
 
@@ -64,9 +64,9 @@ class Flat:
         """Similarities and ids of the k nearest rows, (Q, k) each, in order.
 
         Args:
-            queries: checked rows. (Q, D)
-            k: at most the number of rows.
-            ids: of all rows; of equally similar rows the one with the smaller id comes first.
+            queries: Checked rows. (Q, D)
+            k: At most the number of rows.
+            ids: Ids of all rows; of equally similar rows the one with the smaller id comes first.
         """
         width = min(k + max(8, k // 32), len(self))
         with one_thread_if(len(queries) == 1):
@@ -82,8 +82,8 @@ class Flat:
         """The similarity of each query with each of its candidates, pair by pair, (Q, W).
 
         Args:
-            queries: contiguous rows. (Q, D)
-            indices: candidates of each query. (Q, W)
+            queries: Contiguous rows. (Q, D)
+            indices: Candidates of each query. (Q, W)
         """
         similarities = np.empty(indices.shape, dtype=np.float32)
         with one_thread_if(indices.size < FEW_PAIRS):
@@ -107,7 +107,7 @@ class Flat:
 
         Args:
             dim: D.
-            arrays: as `arrays` gave them, not yet checked.
+            arrays: As `arrays` gave them, not yet checked.
         """
         if set(arrays) != {"vectors"}:
             raise DamagedFile(f"expected only vectors, found {sorted(arrays)}")
@@ -151,8 +151,8 @@ def in_order(similarities: Vectors, ids: Ids) -> tuple[Vectors, Ids]:
     """Both sorted along their rows: larger similarity first, then smaller id.
 
     Args:
-        similarities: in any order. (Q, W)
-        ids: beside them. (Q, W)
+        similarities: In any order. (Q, W)
+        ids: Beside them. (Q, W)
     """
     order = np.lexsort((ids, -similarities), axis=-1)
     return np.take_along_axis(similarities, order, 1), np.take_along_axis(ids, order, 1)
@@ -199,7 +199,7 @@ class Sq8(Flat):
         """Append rows, rounded.
 
         Args:
-            vectors: checked rows. (N, D)
+            vectors: Checked rows. (N, D)
         """
         needed = np.abs(vectors).max(axis=0)
         beyond = needed > self._reach
@@ -217,8 +217,8 @@ class Sq8(Flat):
         """The similarity of each query with each of its candidates as rounded, (Q, W).
 
         Args:
-            queries: contiguous rows. (Q, D)
-            indices: candidates of each query. (Q, W)
+            queries: Contiguous rows. (Q, D)
+            indices: Candidates of each query. (Q, W)
         """
         similarities = np.empty(indices.shape, dtype=np.float32)
         own_places = np.arange(indices.shape[1], dtype=np.int64)[None]
@@ -240,7 +240,7 @@ class Sq8(Flat):
 
         Args:
             dim: D.
-            arrays: as `arrays` gave them, not yet checked.
+            arrays: As `arrays` gave them, not yet checked.
         """
         if set(arrays) != {"codes", "reach"}:
             raise DamagedFile(f"expected codes and reach, found {sorted(arrays)}")

@@ -1,5 +1,6 @@
 """Larger views: the model learns to see at its own size what it saw before, enlarged."""
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,10 +22,10 @@ from cbml.training import BatchInfo, EpochPlan, StepLoss, TrainingView
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
-_COMPONENTS = 256  # of the teacher's vectors
+_COMPONENTS = 512  # of the teacher's vectors
 # Whitened in as many directions as there are images, all images are equally far from each other.
 _IMAGES_PER_COMPONENT = 8
-_NATIVE = 224  # pixels that pretrained backbones saw; a larger view shows them nothing they know
+LARGEST_VIEW = 224  # pixels that pretrained backbones saw; more show them nothing they know
 _HELD_OUT = 10  # one image in so many is not trained on, and judges
 _FEWEST = 4  # images
 _COMPARED = 5  # nearest neighbors by which a model is judged
@@ -118,10 +119,11 @@ class LargerViews(Unlabeled):
     def _look(self, view: TrainingView) -> Vectors:
         """t of the readable images, as the main process sees them. (N, W)"""
         crop = view.model.preprocessing.crop
-        factor = self.enlarge or max(1.0, min(2.0, _NATIVE / crop))
+        factor = self.enlarge or max(1.0, min(2.0, LARGEST_VIEW / crop))
         side = round(crop * factor)
+        embed = functools.partial(view.embed, from_files=True)
         plain, mirrored = (
-            image_features(_Enlarged(view.model, side, flip), view.embed)  # type: ignore[arg-type]
+            image_features(_Enlarged(view.model, side, flip), embed)  # type: ignore[arg-type]
             for flip in (False, True)
         )
         components = min(_COMPONENTS, max(2, len(plain) // _IMAGES_PER_COMPONENT))
@@ -173,20 +175,16 @@ class LargerViews(Unlabeled):
 
 
 class _Enlarged(nn.Module):
-    """A model whose images are enlarged, and mirrored if asked, before it looks at them."""
+    """A model that sees the same part of an image in more pixels, mirrored if asked."""
 
     def __init__(self, model: Embedder, side: int, mirror: bool) -> None:
         super().__init__()
-        self.model, self.side, self.mirror = model, side, mirror
-        self.preprocessing: Preprocessing = model.preprocessing
+        self.model, self.mirror = model, mirror
+        self.preprocessing: Preprocessing = model.preprocessing.with_crop(side)
 
     def features(self, images: Tensor) -> Tensor:
         """Pooled features. (B, C)"""
-        images = images.flip(-1) if self.mirror else images
-        if images.shape[-1] != self.side:
-            size = (self.side, self.side)
-            images = functional.interpolate(images, size=size, mode="bilinear")
-        return self.model.features(images)
+        return self.model.features(images.flip(-1) if self.mirror else images)
 
 
 def similarity_distillation(

@@ -1,6 +1,6 @@
 """All methods by name, as text: nothing is imported until one of them is used."""
 
-import importlib
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,8 +38,7 @@ class MethodEntry:
 
     def load(self) -> "type[Method]":
         """Import the class."""
-        module, _, name = self.location.partition(":")
-        found: type[Method] = getattr(importlib.import_module(module), name)
+        found: type[Method] = pkgutil.resolve_name(self.location)
         return found
 
 
@@ -70,7 +69,9 @@ METHODS: dict[str, MethodEntry] = {
         title="neighbors and similarities of enlarged images, taught to the model at its own size",
         labels="each",
         defaults={
-            "training": {"samples_per_class": 1, "choose_by": "agreement", "validate_every": 20}
+            "augmentation": {"min_area": 0.5},
+            "optimizer": {"learning_rate": 4e-4},
+            "training": {"samples_per_class": 1, "choose_by": "agreement", "validate_every": 40},
         },
     ),
     "nce": MethodEntry(

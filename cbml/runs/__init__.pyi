@@ -16,6 +16,9 @@ from .compare import compare_runs as compare_runs
 from .compare import resumed_config as resumed_config
 from .config import FIRST_RUNS as FIRST_RUNS
 from .config import RunConfig as RunConfig
+from .config import check_names as check_names
+from .config import list_methods as list_methods
+from .config import parse_overrides as parse_overrides
 from .demo import Demonstration as Demonstration
 from .demo import demonstrate as demonstrate
 from .demo import reliability_of as reliability_of
@@ -29,14 +32,14 @@ from .folder import images_to_index as images_to_index
 from .folder import open_model as open_model
 from .folder import recorded_config as recorded_config
 from .folder import run_calibration as run_calibration
-from .names import check_names as check_names
-from .names import list_methods as list_methods
-from .names import parse_overrides as parse_overrides
+from .folder import run_split as run_split
 from .old_records import with_current_names as with_current_names
+from .planning import with_larger_views as with_larger_views
 from .refinement import load_refinement as load_refinement
 from .report import write_demo_report as write_demo_report
 from .runner import RunResult as RunResult
 from .runner import run as run
+from .runner import trained_model as trained_model
 from .sections import FLAT_KEYS as FLAT_KEYS
 from .sections import SECTIONS as SECTIONS
 from .sections import plain_value as plain_value

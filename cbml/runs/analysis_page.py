@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from markupsafe import Markup
 
-from cbml.bayes import Reliability, SetAnalysis
+from cbml.bayes import PairHistogram, PairStatistics, Reliability, SetAnalysis
 from cbml.errors import BadData
 from cbml.report import (
     Series,
@@ -47,7 +47,7 @@ def write_analysis_page(
             "Similarities of pairs",
             "How similar the pairs of one class and of two classes are. Dashed: Gaussians of the "
             "same mean and spread.",
-            [_histogram(name, one) for name, one in cells],
+            [pair_histogram(name, one.histogram, one.statistics) for name, one in cells],
         ),
         (
             "Likelihood ratio",
@@ -114,29 +114,22 @@ def _sentence(grid: Grid) -> str:
     """How far training moved the classes apart, on the last of the images."""
     images, row = list(grid.items())[-1]
     (first, start), *others = row.items()
-    parts = [f"{_separation(start):.2f} standard deviations apart {first} training"]
-    parts += [f"{_separation(one):.2f} {model}" for model, one in others]
+    parts = [f"{start.statistics.separation:.2f} standard deviations apart {first} training"]
+    parts += [f"{one.statistics.separation:.2f} {model}" for model, one in others]
     return (
         f"Among {images} images, the mean similarities of positive and negative pairs are "
         f"{', '.join(parts)}."
     )
 
 
-def _separation(one: SetAnalysis) -> float:
-    facts = one.statistics
-    spread = math.hypot(facts.positive_std, facts.negative_std) / math.sqrt(2.0)
-    return (facts.positive_mean - facts.negative_mean) / max(spread, 1e-12)
-
-
-def _histogram(name: str, one: SetAnalysis) -> Markup:
-    coarse, facts = one.histogram.coarser(_BINS), one.statistics
-    total = np.cumsum(coarse.negative)
-    low = int(np.searchsorted(total, total[-1] / 1000))  # below lies a thousandth of the pairs
+def pair_histogram(name: str, histogram: PairHistogram, facts: PairStatistics) -> Markup:
+    """The similarities of positive and negative pairs, and Gaussians of the same moments."""
+    coarse = histogram.coarser(_BINS)
+    kinds = (coarse.positive, coarse.negative)
+    # Below lies a thousandth of the pairs of each kind.
+    low = min(int(np.searchsorted(np.cumsum(one), one.sum() / 1000)) for one in kinds)
     edges = [float(edge) for edge in coarse.edges[low:]]
-    shares = [
-        (counts[low:] / max(int(counts.sum()), 1)).tolist()
-        for counts in (coarse.positive, coarse.negative)
-    ]
+    shares = [(counts[low:] / max(int(counts.sum()), 1)).tolist() for counts in kinds]
     moments: list[tuple[Literal["positive", "negative"], float, float]] = [
         ("positive", facts.positive_mean, facts.positive_std),
         ("negative", facts.negative_mean, facts.negative_std),

@@ -1,9 +1,9 @@
 """From a config to the parts of a run: images, model, loss, batches."""
 
 import dataclasses
-import importlib
 import inspect
 import os
+import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -296,9 +296,8 @@ def use_backbone(name: str | None) -> None:
 
 
 def _import(name: str, option: str, kind: str) -> Any:
-    module, _, inner = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), inner)
+        return pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadData(
             f"--{option} {name}: {error}; write package.module:{kind}, with the package installed "

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cbml.errors import BadData
-from cbml.evaluation import METRICS
-from cbml.runs.config import RunConfig
+from cbml.report import score_position
+from cbml.runs.config import RunConfig, parse_overrides
 from cbml.runs.folder import recorded_config
-from cbml.runs.names import parse_overrides
 from cbml.runs.sections import LENGTHS, SECTIONS
 from cbml.training import read_metrics, read_record
 
@@ -151,15 +150,8 @@ def _scores(run: Path) -> dict[str, float]:
     return {
         f"{part} {name}": all_[name]
         for part, all_ in parts.items()
-        for name in sorted(all_, key=_position)
+        for name in sorted(all_, key=score_position)
     }
-
-
-def _position(name: str) -> tuple[int, int]:
-    """Recall@K by K, then the others in their usual order; run.json has them by name."""
-    if name.startswith("recall@"):
-        return 0, int(name.removeprefix("recall@"))
-    return 1, list(METRICS).index(name) if name in METRICS else len(METRICS)
 
 
 def _notes(runs: tuple[Path, Path]) -> list[str]:

@@ -10,26 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cbml.bayes import MatchProbability, analyze_set, check_results
 from cbml.data import ImageDataset, PackedDataset
 from cbml.errors import BadData
 from cbml.evaluation import evaluate
 from cbml.files import write_json
-from cbml.models import Embedder, embed
+from cbml.models import Embedder
+from cbml.progress import reporter
 from cbml.runs.build import build_model, load_splits
 from cbml.runs.compare import as_recorded
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import note_test_evaluation
 from cbml.runs.folder import recorded_config, run_calibration
-from cbml.runs.loss_parameters import with_chosen_parameters
+from cbml.runs.parts import with_chosen_parameters
 from cbml.runs.report import CalibrationCheck, View, by_gain, write_demo_report
-from cbml.runs.runner import run as train
-from cbml.training import Callback, read_record
+from cbml.runs.runner import trained_model
+from cbml.training import Callback, embed_dataset
 
 MakeGallery = Callable[[Embedder, Path, Path], object]
-Rows = NDArray[np.float32]
 
 _RESULT = "demo.json"
 
@@ -39,16 +38,16 @@ class Demonstration:
     """What came out.
 
     Args:
-        folder: run/, gallery/ and report.html are in it.
-        images: of classes never seen in training.
-        classes: how many they are.
-        before: scores among them of the network as it was.
-        after: scores among them of the trained network.
-        pairs: moments of their pairs, before and after.
-        example: the image whose results gained most, by its number in the gallery.
-        reliability: how far match probabilities hold among the first results; None where there was
-            nothing to learn them from.
-        reused: whether an earlier call had done all the work.
+        folder: Run/, gallery/ and report.html are in it.
+        images: Images of classes never seen in training.
+        classes: How many they are.
+        before: Scores among them of the network as it was.
+        after: Scores among them of the trained network.
+        pairs: Moments of their pairs, before and after.
+        example: The image whose results gained most, by its number in the gallery.
+        reliability: How far match probabilities hold among the first results; None where there was
+            nothing to fit them to.
+        reused: Whether an earlier call had done all the work.
     """
 
     folder: Path
@@ -89,11 +88,11 @@ def demonstrate(
     training resumes from its newest checkpoint.
 
     Args:
-        folder: where everything goes.
-        make_gallery: makes a gallery of the unseen images, numbered in their order, from the
+        folder: Where everything goes.
+        make_gallery: Makes a gallery of the unseen images, numbered in their order, from the
             trained model, the run's folder and the gallery's.
-        config: images, model and training; None for the emoji.
-        callback: hears of every stage and step.
+        config: Images, model and training; None for the emoji.
+        callback: Hears of every stage and step.
     """
     config, callback = with_chosen_parameters(config or RunConfig("emoji")), callback or Callback()
     kept = _kept(folder, config)
@@ -108,7 +107,7 @@ def demonstrate(
     unseen = _dataset(splits.test, config)
     before = view_of(build_model(config), unseen)
     callback.on_message("2 of 4: training on the other classes")
-    model = _trained(config, run, callback)
+    model = trained_model(config, run, callback)
     callback.on_message("3 of 4: the unseen classes again, and the analysis")
     after = view_of(model, unseen)
     note_test_evaluation(run, after.scores, start=before.scores)
@@ -167,25 +166,13 @@ def view_of(model: Embedder, dataset: PackedDataset) -> View:
     """How a model sees labeled images.
 
     Args:
-        model: in evaluation mode.
-        dataset: the images.
+        model: In evaluation mode.
+        dataset: The images.
     """
-    rows = _embedded(model, dataset)
+    # With its progress shown: nobody likes a silent half minute.
+    embeddings = embed_dataset(model, dataset, None, reporter("images embedded"))
     labels = dataset.images.known_labels
-    return View(rows, evaluate(rows, labels), analyze_set(rows, labels))
-
-
-def _embedded(model: Embedder, dataset: PackedDataset) -> Rows:
-    """As `embed_dataset`, with its progress shown: nobody likes a silent half minute."""
-    length = model.preprocessing.resize
-    return embed(model, dataset.indices, load=lambda number: dataset.packed.sized(number, length))
-
-
-def _trained(config: RunConfig, run: Path, callback: Callback) -> Embedder:
-    started = (run / "run.json").exists()
-    if started and read_record(run).get("finished"):
-        return Embedder.load(run / "model").eval()
-    return train(config, run, resume=started, callback=callback).model
+    return View(embeddings, evaluate(embeddings, labels), analyze_set(embeddings, labels))
 
 
 def reliability_of(
@@ -193,13 +180,13 @@ def reliability_of(
 ) -> CalibrationCheck:
     """How far match probabilities hold in a gallery of these images with their labels.
 
-    Where the labels teach the gallery's own probabilities, these cannot be checked with the same
-    images; the check they carry is of halves of the classes, each by what the other taught.
+    Where the gallery's own probabilities are fitted to the labels, the same images cannot check
+    them; the check they carry is of halves of the classes, each by a fit to the other.
 
     Args:
-        probability: learned from other classes.
-        view: of the images.
-        dataset: the images.
+        probability: Fitted to other classes.
+        view: What a model makes of the images.
+        dataset: The images.
     """
     labels = dataset.images.known_labels
     ready = probability.for_gallery(view.embeddings, labels)

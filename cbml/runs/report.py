@@ -1,6 +1,6 @@
 """What the pages of a run and of a demo show: queries, pairs, scores before and after."""
 
-import math
+import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbml.bayes import Reliability, SetAnalysis
+from cbml.bayes import PairHistogram, PairStatistics, Reliability, SetAnalysis
 from cbml.data import ImageDataset, PackedDataset, Splits
-from cbml.errors import DamagedFile
+from cbml.errors import BadData, DamagedFile
 from cbml.evaluation import Scores, evaluate
 from cbml.models import Embedder
 from cbml.report import (
-    Distribution,
     QueryTiles,
     Table,
     Tile,
-    histogram_chart,
     neighbor_tile,
     thumbnail,
     write_page,
     write_run_page,
 )
+from cbml.runs.analysis_page import pair_histogram
 from cbml.runs.folder import images_to_index, recorded_config, run_calibration
 from cbml.training import Callback, embed_dataset, read_metrics, read_record
 
@@ -34,7 +33,6 @@ _IMAGES = 1500
 _QUERIES = 6
 _DEMO_QUERIES = 4
 _NEIGHBORS, _FEWEST = 8, 3
-_BINS = 80
 _SIDE = 72
 _CLASSES = 40
 
@@ -57,7 +55,7 @@ def report_run(
     test = splits.query if splits.test is None else splits.test
     if test is not None and record.get("test_evaluations"):
         parts.append((f"{unseen}, test", test))
-    distributions, queries, classes = [], [], None
+    histograms, queries, classes = [], [], None
     for title, images in parts:
         if len(images) < 2:
             continue
@@ -65,7 +63,10 @@ def report_run(
         dataset = PackedDataset.of(_some_classes(images), model.preprocessing.crop, read)
         shown = callback.progress("images embedded for the report")
         embeddings, labels = embed_dataset(model, dataset, None, shown), dataset.images.known_labels
-        distributions.append(Distribution.of(title, embeddings, labels))
+        with contextlib.suppress(BadData):  # no two images of a class, or one class alone
+            facts = PairStatistics.of(embeddings, labels)
+            pairs = PairHistogram.of(embeddings, labels)
+            histograms.append(pair_histogram(title, pairs, facts))
         queries = [
             (f"{kind} queries among {title}", tiles)
             for kind, tiles in _extremes(dataset, embeddings).items()
@@ -78,7 +79,7 @@ def report_run(
         folder / "report.html",
         record,
         read_metrics(folder),
-        distributions=distributions,
+        histograms=histograms,
         queries=queries,
         classes=classes,
         calibration=calibration,
@@ -125,8 +126,8 @@ class View:
 
     Args:
         embeddings: Unit vectors. (N, D)
-        scores: Of every image as a query among the others.
-        analysis: Of all pairs.
+        scores: Scores of every image as a query among the others.
+        analysis: Analysis of all pairs.
     """
 
     embeddings: Embeddings
@@ -150,7 +151,7 @@ def write_demo_report(
         dataset: The images.
         before: What the untrained model makes of them.
         after: What the trained model makes of them.
-        calibration: Of the gallery's match probabilities; None where there are none.
+        calibration: Calibration of the gallery's match probabilities; None where there are none.
     """
     gained = by_gain(before, after)
     random = np.random.default_rng(0).permutation(np.sort(gained))
@@ -182,7 +183,7 @@ def write_demo_report(
         queries=queries,
         separation=_separation_text(before.analysis, after.analysis),
         histograms=[
-            _pair_histogram(title, view.analysis)
+            pair_histogram(title, view.analysis.histogram, view.analysis.statistics)
             for title, view in (("before", before), ("after", after))
         ],
         calibration=None if calibration is None else _calibration_table(calibration),
@@ -243,21 +244,33 @@ def _some_classes(images: ImageDataset) -> ImageDataset:
     return images if len(images) <= _IMAGES else images.of_classes(np.sort(order[:count]))
 
 
+def class_scores(scores: Scores, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Recall@1 and MAP@R of each class, the worst first.
+
+    Args:
+        names: Names of the classes, where their labels are numbers.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for metric in ("recall@1", "map@r"):
+        for label, value in scores.per_class(metric).items():
+            name = label if isinstance(label, str) else names[int(label)]
+            found.setdefault(name, {})[metric] = value
+    return dict(sorted(found.items(), key=lambda item: (item[1]["recall@1"], item[1]["map@r"])))
+
+
 def _class_table(title: str, dataset: PackedDataset, embeddings: Embeddings) -> Table | None:
-    """Recall@1 and MAP@R of each class of the last part that is shown, the worst first."""
+    """The classes of the last part that is shown, the worst first."""
     labels, names = dataset.images.known_labels, dataset.images.class_names
     if not (np.bincount(labels) > 1).any():
         return None
     scores = evaluate(embeddings, labels, metrics=("recall@k", "map@r"), clustering=False)
-    found, precise = scores.per_class("recall@1"), scores.per_class("map@r")
-    order = sorted(found, key=lambda label: (found[label], precise[label]))
+    sizes = dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))
     rows = [
-        (names[label], int((labels == label).sum()), f"{found[label]:.1%}", f"{precise[label]:.1%}")
-        for label in order
+        (name, str(sizes[name]), f"{found['recall@1']:.1%}", f"{found['map@r']:.1%}")
+        for name, found in class_scores(scores, names).items()
     ]
     note = f"Among {title}" + (f"; the {_CLASSES} worst of {len(rows):,}" * (len(rows) > _CLASSES))
-    head = ("class", "images", "Recall@1", "MAP@R")
-    return Table(head, [tuple(map(str, row)) for row in rows[:_CLASSES]], note=f"{note}.")
+    return Table(("class", "images", "Recall@1", "MAP@R"), rows[:_CLASSES], note=f"{note}.")
 
 
 def _extremes(dataset: PackedDataset, embeddings: Embeddings) -> dict[str, list[QueryTiles]]:
@@ -311,27 +324,9 @@ def _separation_text(before: SetAnalysis, after: SetAnalysis) -> str:
     return (
         "CBML models the similarities of positive and of negative pairs by a Gaussian each, and "
         "pushes pairs by the posterior probability that follows. Separation is the distance of the "
-        f"two means in units of their spread: {_separation(before):.2f} before, "
-        f"{_separation(after):.2f} after."
+        f"two means in units of their spread: {before.statistics.separation:.2f} before, "
+        f"{after.statistics.separation:.2f} after."
     )
-
-
-def _separation(one: SetAnalysis) -> float:
-    moments = one.statistics
-    spread = math.hypot(moments.positive_std, moments.negative_std) / math.sqrt(2.0)
-    return (moments.positive_mean - moments.negative_mean) / spread
-
-
-def _pair_histogram(title: str, one: SetAnalysis) -> str:
-    coarse, moments = one.histogram.coarser(_BINS), one.statistics
-    kept = coarse.edges[:-1] >= -0.4  # further left there is nothing, or nearly so
-    edges = [float(edge) for edge in coarse.edges[np.append(kept, True)]]
-    positive, negative = (
-        (counts[kept] / max(int(counts.sum()), 1)).tolist()
-        for counts in (coarse.positive, coarse.negative)
-    )
-    means = (moments.positive_mean, moments.negative_mean)
-    return histogram_chart(title, edges, positive, negative, means)
 
 
 def _calibration_table(one: CalibrationCheck) -> Table:

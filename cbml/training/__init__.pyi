@@ -16,11 +16,11 @@ from .distributed import run_processes as run_processes
 from .gradients import check_chunks as check_chunks
 from .guards import NonFiniteError as NonFiniteError
 from .machine import Interrupted as Interrupted
+from .machine import StepMemory as StepMemory
 from .machine import environment as environment
 from .machine import keep_freed_memory as keep_freed_memory
-from .memory import StepMemory as StepMemory
-from .memory import memory_budget as memory_budget
-from .memory import step_memory as step_memory
+from .machine import memory_budget as memory_budget
+from .machine import step_memory as step_memory
 from .method import BatchInfo as BatchInfo
 from .method import EpochPlan as EpochPlan
 from .method import Method as Method
@@ -33,5 +33,7 @@ from .records import Run as Run
 from .records import read_metrics as read_metrics
 from .records import read_record as read_record
 from .records import update_record as update_record
+from .settings import LoopSettings as LoopSettings
+from .settings import OptimizerSettings as OptimizerSettings
 from .settings import Settings as Settings
 from .trainer import fit as fit

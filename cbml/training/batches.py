@@ -17,7 +17,7 @@ from cbml.data import (
     TrainTransform,
 )
 from cbml.errors import BadData
-from cbml.models import embed, embed_across, embed_outputs
+from cbml.models import embed, embed_outputs
 from cbml.outputs import Outputs
 from cbml.training.distributed import Distributed
 
@@ -264,8 +264,5 @@ def embed_indices(
         if progress is not None:
             progress(done, len(listed) // processes)
 
-    if distributed is None or distributed.group is None:
-        return embed(model, listed, load=load, batch_size=EMBEDDED, progress=show)
-    return embed_across(
-        model, listed, distributed.group, load=load, batch_size=EMBEDDED, progress=show
-    )
+    group = None if distributed is None else distributed.group
+    return embed(model, listed, load=load, batch_size=EMBEDDED, group=group, progress=show)

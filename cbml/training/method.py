@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cbml.data import Batches, EpochBatches
+from cbml.data import Batches, EpochBatches, FileImages
 from cbml.errors import BadData
 from cbml.models import Embedder, Head, HeadKind
 from cbml.outputs import Outputs
@@ -128,17 +128,24 @@ class TrainingView:
         return np.array([index for index in range(count) if index not in unreadable])
 
     def embed(
-        self, network: nn.Module | None = None, *, indices: NDArray[np.int64] | None = None
+        self,
+        network: nn.Module | None = None,
+        *,
+        indices: NDArray[np.int64] | None = None,
+        from_files: bool = False,
     ) -> NDArray[np.float32]:
         """Unit vectors of the readable training images, the same in every process. (N, D)
 
         Args:
             network: Another network than the model, with a `preprocessing` of its own.
             indices: Some of the readable images; None for all.
+            from_files: Decode the images again, for a network that sees more of their pixels than
+                were kept for the model.
         """
         network = self.model if network is None else network
         chosen = self.readable if indices is None else indices
-        return embed_indices(network, self.batches.source, chosen, self.distributed)
+        source = FileImages(self.batches.images.paths) if from_files else self.batches.source
+        return embed_indices(network, source, chosen, self.distributed)
 
 
 class Method(nn.Module):
@@ -280,7 +287,7 @@ class Method(nn.Module):
         """Scores of the model that need no labels, larger for better; see `judged_by`.
 
         Args:
-            view: the model to judge; it can embed the training set.
+            view: The model to judge; it can embed the training set.
         """
         del view
         return {}

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from cbml.losses import BASELINES
 from cbml.losses.baselines.baseline import Batch
-from cbml.losses.baselines.clustering import disagreement, find_medoids
 from cbml.losses.baselines.loop import arc_similarity
+from cbml.losses.baselines.margin import information
 from cbml.losses.baselines.multi_similarity import directions, expanded_similarity, partners
 from cbml.losses.baselines.proxies import chosen_steps
-from cbml.losses.baselines.rank_mi import information
+from cbml.losses.baselines.tuplets import disagreement, find_medoids
 from tests.oracles import baseline_proxies, baselines
 from tests.oracles import baseline_systems as literal
 
