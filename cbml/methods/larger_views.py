@@ -161,8 +161,8 @@ class LargerViews(Unlabeled):
         readable = view.readable
         judges = np.flatnonzero(self.held_out.cpu().numpy()[readable])
         by_model = readable[_nearest(view.embed(), _COMPARED, judges)]
-        larger = self.teacher[torch.from_numpy(readable).to(self.teacher.device)]
-        larger = larger[:, : self.teacher.shape[1] // 2].cpu().numpy()
+        teacher = self.teacher[torch.from_numpy(readable).to(self.teacher.device)]
+        larger = teacher[:, : teacher.shape[1] // 2].cpu().numpy()
         by_teacher = readable[_nearest(larger, _COMPARED, judges)]
         shared = (by_model[:, :, None] == by_teacher[:, None, :]).any(axis=2)
         return {"agreement": float(shared.mean())}
