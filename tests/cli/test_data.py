@@ -25,7 +25,7 @@ def test_check_tells_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture
     shown = capsys.readouterr()
     assert "folder, read as a folder for each class" in shown.out
     assert re.search(r"test +12 images +4 classes of 3\n", shown.out)
-    assert "1 cannot be read" in shown.out
+    assert "1 image cannot be read" in shown.out
     assert shown.err == ""  # quick enough to need no progress
     assert sheet.read_bytes().startswith(b"\x89PNG")
     assert bad.read_text().splitlines()[1].endswith("0.png,empty file")
