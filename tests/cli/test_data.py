@@ -56,7 +56,7 @@ def test_ignored_files_and_missing_splits_are_named(
     ignored.write_bytes(b"x")
     assert run("check", str(tmp_path)) == 0
     shown = capsys.readouterr().out
-    assert "1 ignored" in shown
+    assert "1 file ignored, by suffix not an image" in shown
     assert "1 .xml" in shown
     assert "2 classes are too few to keep some for the test" in shown
     assert run("check", str(tmp_path), "--json") == 0
