@@ -5,10 +5,12 @@ repetitions. Memory is what the peak of a fresh process rises above its size bef
 gradient of the embeddings included.
 """
 
+import contextlib
 import multiprocessing
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -117,25 +119,49 @@ def peak_growth(size: int) -> None:
     print(f"   = {matrices:.3f} B×B float32 matrices", flush=True)
 
 
+def work_for_ever() -> None:
+    while True:
+        pass
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """One other busy process for each core."""
+    context = multiprocessing.get_context("fork")
+    count = len(os.sched_getaffinity(0))
+    others = [context.Process(target=work_for_ever, daemon=True) for _ in range(count)]
+    for other in others:
+        other.start()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
 def main() -> None:
     torch.set_num_threads(2)
     print(f"{'':<58} {'cbml':>12} {'other':>12}")
-    for size, goal in [(120, 0.6), (1024, 0.3)]:
+    for size, goal in [(120, 0.6), (1024, 0.16)]:
         ours, peer = compare(
             f"pytorch-metric-learning multi-similarity, batch {size}",
             step(CBMLLoss(), size),
             step(multi_similarity(), size),
-            51 if size == 120 else 15,
+            101 if size == 120 else 31,
         )
         print(f"ratio {ours / peer:.3f}  (goal: at most {goal})", flush=True)
     ours, peer = compare(
         "a loop over anchors, batch 512", step(CBMLLoss(), 512), step(loop_over_anchors, 512), 5
     )
     print(f"{peer / ours:.0f} times faster  (goal: at least 30)", flush=True)
-    ours, peer = compare(
-        "the floor (two matrix products), batch 4096", step(CBMLLoss(), 4096), floor(4096), 9
-    )
-    print(f"ratio {ours / peer:.2f}  (goal: at most 2.5)", flush=True)
+    for name, load, goal in [
+        ("the floor (two matrix products), batch 4096", contextlib.nullcontext(), 1.4),
+        ("the same beside one other busy process per core", busy_cores(), 2.5),
+    ]:
+        with load:
+            ours, peer = compare(name, step(CBMLLoss(), 4096), floor(4096), 15)
+        print(f"ratio {ours / peer:.2f}  (goal: at most {goal})", flush=True)
     context = multiprocessing.get_context("spawn")
     for size in [8192, 32768]:
         process = context.Process(target=peak_growth, args=(size,))

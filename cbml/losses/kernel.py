@@ -44,15 +44,15 @@ class Formula:
     """What to compute for each anchor: the arguments of `CBMLLoss` in the form the tiles use.
 
     Args:
-        ratio: log Φ_P and log Φ_N, or None to leave L_P and L_N out.
+        ratio: Log Φ_P and log Φ_N, or None to leave L_P and L_N out.
         averaging: f.
         delta: δ_P = δ_N; "derived" for |N|/|P|² and |P|/|N|², "mean" for 1/|P| and 1/|N|.
         mining_margin: ε, or None for all pairs.
-        skip_easy_anchors: leave out an anchor with an empty hard set.
+        skip_easy_anchors: Leave out an anchor with an empty hard set.
         positive_weight: ω.
         variance_weight: λ.
         target_mix: γ.
-        variance_sum: sum over the negatives in L_2 instead of their mean.
+        variance_sum: Sum over the negatives in L_2 instead of their mean.
     """
 
     ratio: tuple[Exponent, Exponent] | None = None
@@ -73,8 +73,8 @@ class PairSums(NamedTuple):
         positive: Σ L_P, without ω.
         negative: Σ L_N.
         variance: Σ L_2, without λ.
-        grad_rows: for the unit vectors of the anchors. (B, D)
-        grad_columns: for those of the references; None where they are the anchors. (R, D)
+        grad_rows: For the unit vectors of the anchors. (B, D)
+        grad_columns: For those of the references; None where they are the anchors. (R, D)
     """
 
     positive: Tensor
@@ -94,10 +94,12 @@ def pair_terms(
     """Sums of the terms over all anchors and the gradients for the unit vectors.
 
     Args:
-        rows: unit vectors of the anchors. (B, D)
-        columns: unit vectors of the references, or None for the anchors themselves. (R, D)
-        wants_grad: whether the gradients of rows and of columns are needed.
+        rows: Unit vectors of the anchors. (B, D)
+        columns: Unit vectors of the references, or None for the anchors themselves. (R, D)
+        wants_grad: Whether the gradients of rows and of columns are needed.
     """
+    if columns is None and len(rows) ** 2 <= TILE_SIZE:
+        return _terms_of_all(rows, pairs, formula, wants_grad[0])
     others = rows if columns is None else columns
     tile_rows = max(1, min(TILE_ROWS, TILE_SIZE // len(others)))
     grad_rows = torch.zeros_like(rows) if wants_grad[0] else None
@@ -120,6 +122,50 @@ def pair_terms(
             moved.addmm_(gradient.T, rows[tile.rows])
     positive, negative, variance = totals.unbind()
     return PairSums(positive, negative, variance, grad_rows, grad_columns)
+
+
+def _terms_of_all(
+    rows: Tensor, pairs: LabelPairs | ListedPairs, formula: Formula, wants_grad: bool
+) -> PairSums:
+    """`pair_terms` of a batch with itself, where the similarities of all pairs fit in memory.
+
+    Half of them are computed, the others mirrored. With G the gradient of all similarities, that of
+    the unit vectors is (G + Gᵀ) U, one product where tiles that come and go need two.
+    """
+    # Few, large tiles: at the end of each operation threads wait for each other, and where other
+    # programs are busy, for those.
+    tile_rows = max(2 * TILE_ROWS, -(-len(rows) // 4))
+    matrix = rows.new_empty(len(rows), len(rows))  # the similarities, then G
+    spare = rows.new_empty(min(tile_rows, len(rows)), len(rows))
+    totals, gradient = rows.new_zeros(3), torch.zeros_like(rows) if wants_grad else None
+    for tile in pairs.tiles(tile_rows):
+        start, stop = tile.rows.start, tile.rows.stop
+        torch.mm(rows[tile.rows], rows[start:].T, out=matrix[tile.rows, start:])
+        matrix[stop:, tile.rows] = matrix[tile.rows, stop:].T
+        work = _Work(tile, matrix[tile.rows], spare[: stop - start], formula)
+        totals += work.terms()
+        if gradient is not None:
+            work.gradient()
+            _add_products(gradient, matrix, tile.rows, rows)
+    positive, negative, variance = totals.unbind()
+    return PairSums(positive, negative, variance, gradient, None)
+
+
+def _add_products(gradient: Tensor, matrix: Tensor, tile: slice, rows: Tensor) -> None:
+    """Add what the pairs within a tile, and of it with the rows above it, give to (G + Gᵀ) U.
+
+    Args:
+        gradient: changed. (B, D)
+        matrix: G, complete down to the tile. (B, B)
+    """
+    above, side = matrix[tile, : tile.start], 2 * TILE_ROWS  # (T, A)
+    for start in range(0, tile.start, side):  # piece by piece, which a cache can hold
+        piece = slice(start, min(start + side, tile.start))
+        above[:, piece] += matrix[piece, tile].T
+    own = matrix[tile, tile]
+    gradient[tile].addmm_(own + own.T, rows[tile])
+    gradient[tile].addmm_(above, rows[: tile.start])
+    gradient[: tile.start].addmm_(above.T, rows[tile])
 
 
 class _Work:
@@ -180,7 +226,8 @@ class _Work:
         else:
             push = self._push_per_exponential(formula.ratio[1]) * self.keep
             if formula.variance_weight:
-                self.similarity.mul_(strength).sub_(toward_target).addcmul_(self.exponentials, push)
+                torch.addcmul(-toward_target, self.similarity, strength, out=self.similarity)
+                self.similarity.addcmul_(self.exponentials, push)
             else:
                 torch.mul(self.exponentials, push, out=self.similarity)
         tile.blank(self.similarity, 0.0)

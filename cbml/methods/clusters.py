@@ -105,7 +105,7 @@ def cluster_count(images: int, clusters: int | None) -> int:
     """
     count = max(2, images // IMAGES_IN_A_CLUSTER) if clusters is None else clusters
     if not 2 <= count <= images:
-        raise BadData(f"clusters={count}: between 2 and the {images} readable images")
+        raise BadData(f"clusters={count}: give between 2 and the {images} images")
     return count
 
 

@@ -27,6 +27,7 @@ _COMPONENTS = 512  # of the teacher's vectors
 _IMAGES_PER_COMPONENT = 8
 LARGEST_VIEW = 224  # pixels that pretrained backbones saw; more show them nothing they know
 _HELD_OUT = 10  # one image in so many is not trained on, and judges
+_FEWEST = 4  # images
 _COMPARED = 5  # nearest neighbors by which a model is judged
 _NOTHING = -1e30  # instead of minus infinity, whose gradients are NaN
 
@@ -93,13 +94,17 @@ class LargerViews(Unlabeled):
         self.register_buffer("nearest", torch.full((num_images, doubtful), -1))
         self.register_buffer("held_out", torch.zeros(num_images, dtype=torch.bool))
 
+    def check_images(self, class_sizes: NDArray[np.int64]) -> None:
+        """Refuse too few images to have neighbors."""
+        if class_sizes.sum() < _FEWEST:
+            raise BadData(
+                f"--method larger_views: {class_sizes.sum()} images; at least {_FEWEST} are needed"
+            )
+
     def start(self, view: TrainingView) -> None:
         """Look at the enlarged images, once."""
         super().start(view)
-        if len(view.readable) < 4:
-            raise BadData(
-                f"larger views: {len(view.readable)} readable images; at least 4 are needed"
-            )
+        self.check_images(np.ones(len(view.readable), dtype=np.int64))
         found = torch.from_numpy(self._look(view))
         readable = torch.from_numpy(view.readable)
         device = self.teacher.device

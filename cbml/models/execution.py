@@ -75,7 +75,9 @@ class Execution:
             )
         # nn.Module.to only knows one layout per call, and only four-dimensional tensors have it.
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        model.to(memory_format=layout)
+        tensors = itertools.chain(model.parameters(), model.buffers())
+        if not all(each.is_contiguous(memory_format=layout) for each in tensors if each.dim() == 4):
+            model.to(memory_format=layout)
         if self.fold:
             size = getattr(getattr(model, "preprocessing", None), "crop", 64)
             generator = torch.Generator().manual_seed(0)
@@ -132,7 +134,7 @@ def device_of(model: nn.Module) -> torch.device:
     """Where a model's parameters are.
 
     Args:
-        model: any module; one without parameters counts as on the CPU.
+        model: Any module; one without parameters counts as on the CPU.
     """
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
@@ -183,7 +185,7 @@ def fold_batch_norms(model: nn.Module, images: Tensor) -> int:
     is run before and after: if its output moves, the order was misleading and all is undone.
 
     Args:
-        images: some input for the comparison. (B, 3, H, W)
+        images: Some input for the comparison. (B, 3, H, W)
     """
     found = (pair for module in model.modules() for pair in _pairs(module))
     pairs = [pair for pair in found if "forward" not in vars(pair[0])]  # not folded before

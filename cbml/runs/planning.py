@@ -270,7 +270,8 @@ def with_larger_views(config: RunConfig, changes: Mapping[str, Mapping[str, Any]
     if blind or with_crop(config).model.crop > LARGEST_VIEW / _LARGER:
         return config
     images = dataclasses.replace(config.data, labels="each")
-    return RunConfig(images, method="larger_views", **changes)  # type: ignore[arg-type]
+    rest = {name: change for name, change in changes.items() if name != "data"}
+    return RunConfig(images, method="larger_views", **rest)
 
 
 def _first_run(config: RunConfig) -> FirstRun:

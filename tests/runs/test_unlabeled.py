@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from cbml.cli import main
 from cbml.data import ImageDataset
 from cbml.methods import METHODS
 from cbml.models import Embedder
 from cbml.runs import RunConfig, parse_overrides, training_splits, with_larger_views
 from cbml.training import read_metrics, read_record
+from tests.fixtures import run_program as run
 
 SMALL = [
     *("--backbone", "conv4", "--crop", "16", "--steps", "8"),
@@ -33,12 +33,6 @@ OPTIONS = {
 
 def unlabeled(source: str) -> RunConfig:
     return RunConfig({"source": source, "labels": "none"})
-
-
-def run(words: list[str]) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return int(end.value.code or 0)
 
 
 @pytest.fixture
