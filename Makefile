@@ -12,7 +12,7 @@ TOOL    = set -e; tool=$$(mktemp -d); trap 'rm -rf $$tool' EXIT; $(PYTHON) -m ve
     $$tool/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test processors check bench slow format pseudo-evidence docs tables dist lock licenses audit
+.PHONY: help install demo test processors check bench slow format pseudo-evidence recipe-evidence docs tables dist lock licenses audit
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -88,6 +88,9 @@ slow: $(STAMP)  ## the long fault and evidence tests
 
 pseudo-evidence: $(STAMP)  ## what is learned from emoji without labels, against two baselines (an hour)
 	$(BIN)/python examples/without_labels.py
+
+recipe-evidence: $(STAMP)  ## the default recipe with CBML and with other losses, five paired seeds (hours)
+	$(BIN)/python examples/recipe.py
 
 tables: $(STAMP)  ## render docs/reproduce.md and docs/leaderboard.md from results/
 	$(BIN)/python -m cbml.experiments.document docs results

@@ -1,4 +1,4 @@
-"""Contrastive Bayesian metric learning: learn which images belong together, and search with it.
+"""Contrastive Bayesian metric learning: train image embeddings and search with them.
 
 Names are imported on first use, so that `import cbml` and `cbml --help` stay quick: torch alone
 takes seconds. `__init__.pyi` lists them, here and in every package.

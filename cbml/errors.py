@@ -1,10 +1,19 @@
 """What can be wrong with what users hand us; the command line turns each kind into an exit code."""
 
 import difflib
+import signal
 from collections.abc import Iterable
 from typing import Any, TypeVar, get_args
 
-__all__ = ["BadData", "DamagedFile", "FolderInUse", "MissingExtra", "check_choice", "nearest"]
+__all__ = [
+    "BadData",
+    "DamagedFile",
+    "FolderInUse",
+    "MissingExtra",
+    "check_choice",
+    "nearest",
+    "stop_signals",
+]
 
 Word = TypeVar("Word", bound=str)
 
@@ -28,6 +37,17 @@ class MissingExtra(ImportError):
         super().__init__(
             f"the package {package!r} is not installed: run  pip install 'cbml[{extra}]'"
         )
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask for an end: Ctrl-C, SIGTERM and, unless nohup ignores it, a closed
+    terminal. Exit code 128 and the number of the signal.
+    """
+    asked = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        asked.append(hangup)
+    return asked
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:

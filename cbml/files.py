@@ -58,9 +58,9 @@ def locked(folder: Path, *, wait: float = PATIENCE, name: str = LOCK) -> Iterato
     machine is noticed, one of another machine is not, and its lock file has to be deleted by hand.
 
     Args:
-        folder: made if missing.
-        wait: seconds to wait for another process; 0 does not wait, infinity waits for ever.
-        name: of the lock file, for folders in which single files are locked.
+        folder: Made if missing.
+        wait: Seconds to wait for another process; 0 does not wait, infinity waits for ever.
+        name: Name of the lock file, for folders in which single files are locked.
     """
     from filelock import FileLock, Timeout  # here: `cbml --help` needs no lock
 
@@ -89,7 +89,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
     at its target, whose content is replaced, and data and folder entry are flushed to the disk.
 
     Args:
-        path: the file to create or replace.
+        path: The file to create or replace.
     """
     target = Path(os.path.realpath(path))
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
@@ -109,8 +109,8 @@ def write_json(path: Path, value: object) -> None:
     """Replace `path` by `value` as JSON with sorted keys; NaN and infinity are refused.
 
     Args:
-        path: the file to create or replace.
-        value: anything that JSON can hold.
+        path: The file to create or replace.
+        value: Anything that JSON can hold.
     """
     text = _json_text(value)
     with replaced_file(path) as temporary:
@@ -121,9 +121,9 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
     """Replace `path` by a table; names of files keep bytes that are not text.
 
     Args:
-        path: the file to create or replace.
-        columns: names of the columns.
-        rows: values in the order of the columns.
+        path: The file to create or replace.
+        columns: Names of the columns.
+        rows: Values in the order of the columns.
     """
     with (
         replaced_file(path) as temporary,
@@ -138,7 +138,7 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes in hexadecimal.
 
     Args:
-        path: the file to read.
+        path: The file to read.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -150,10 +150,10 @@ def save_folder(
     """Save a folder of parts under one manifest, in one step as seen by any reader.
 
     Args:
-        folder: where to save; made if missing; parts of an earlier save are replaced.
-        kind: what the folder holds, such as "cbml model 1"; `load_folder` asks for the same.
-        parts: name -> function that writes that part to the path it is given.
-        metadata: plain values to keep in the manifest.
+        folder: Where to save; made if missing; parts of an earlier save are replaced.
+        kind: What the folder holds, such as "cbml model 1"; `load_folder` asks for the same.
+        parts: Name -> function that writes that part to the path it is given.
+        metadata: Plain values to keep in the manifest.
     """
     with locked(folder):
         _delete_abandoned(folder)
@@ -161,6 +161,9 @@ def save_folder(
         entries = {name: _write_part(folder, name, write) for name, write in parts.items()}
         manifest = {"kind": kind, "parts": entries, "metadata": dict(metadata)}
         write_json(folder / MANIFEST, {**manifest, "sha256": _digest(manifest)})
+        if not replaced:
+            # A new folder: without its own entry on the disk, a power cut would take all of it.
+            _flush(folder.resolve().parent)
         # What was replaced just now may still be read; what the save before replaced is not.
         _delete_unnamed(folder, replaced | _named_files(folder))
 
@@ -172,7 +175,7 @@ def load_folder(folder: Path, kind: str) -> tuple[dict[str, Path], dict[str, Any
 
     Args:
         folder: a folder written by `save_folder`.
-        kind: what it must hold.
+        kind: What it must hold.
     """
     return consistent(folder, lambda: _checked_parts(folder, kind))
 
@@ -182,7 +185,7 @@ def consistent(folder: Path, read: Callable[[], T]) -> T:
 
     Args:
         folder: a folder written by `save_folder`.
-        read: reads the folder, and can be called more than once.
+        read: Reads the folder, and can be called more than once.
     """
     while True:
         before = _manifest_bytes(folder)

@@ -69,5 +69,5 @@ class Reranker(Protocol):
         Args:
             queries: Q images, with the parts that the reranker reads.
             gallery: N images, with the same parts.
-            candidates: indices into the gallery, best first. (Q, K)
+            candidates: Indices into the gallery, best first. (Q, K)
         """

@@ -1,12 +1,13 @@
 """How far a long loop has come, on standard error: a bar for people, plain lines for log files."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress", "duration", "reporter"]
+__all__ = ["Progress", "duration", "reporter", "say"]
 
 _SECONDS_BETWEEN_LINES = 10.0
 _WIDE = 110
@@ -16,12 +17,22 @@ def duration(seconds: float) -> str:
     """A time as people say it: "40 s", "12 min", "1 h 31 min".
 
     Args:
-        seconds: how long.
+        seconds: How long.
     """
     if round(seconds) < 60:
         return f"{max(round(seconds), 0)} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def say(text: str) -> None:
+    """Print a line on standard error; where nobody can read it any more, work goes on.
+
+    Args:
+        text: The line to print.
+    """
+    with contextlib.suppress(OSError):  # `2>&1 | tee log`, and Ctrl-C has ended tee
+        print(text, file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -83,7 +94,7 @@ class Progress:
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
@@ -95,7 +106,7 @@ def reporter(label: str) -> Callable[[int, int], None]:
     """A function of done and total that shows a `Progress` from its first call to the last.
 
     Args:
-        label: what is counted, such as "images read".
+        label: What is counted, such as "images read".
     """
     shown: list[Progress] = []
 

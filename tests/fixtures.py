@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from cbml.cli import main
 from cbml.data import ImageDataset
 from tests.training.small import make_images
 
@@ -30,3 +31,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def images(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
     """A few classes of tiny images."""
     return make_images(tmp_path_factory.mktemp("images"))
+
+
+def run_program(words: list[str]) -> int:
+    """The exit code of `cbml` with these words, in this process."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return int(end.value.code or 0)

@@ -70,22 +70,16 @@ def analyze_set(
     embeddings: Matrix | QueryGallery,
     labels: Labels | None = None,
     *,
-    gallery_embeddings: Matrix | None = None,
-    gallery_labels: Labels | None = None,
     seed: int = 0,
 ) -> SetAnalysis:
     """Analyze the pairs of a set, or of queries with a gallery.
 
     Args:
-        embeddings: One row per image. (N, D)
+        embeddings: One row per image, or a `QueryGallery`. (N, D)
         labels: One label per row. (N,)
-        gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
-        gallery_labels: One per row of the gallery. (M,)
         seed: Random seed of the halves of classes that check each other.
     """
-    query_gallery = QueryGallery.of(
-        embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
-    )
+    query_gallery = QueryGallery.of(embeddings, labels)
     statistics = PairStatistics.of(query_gallery)
     histogram = PairHistogram.of(query_gallery)
     try:
@@ -112,8 +106,6 @@ def check_posteriors(
     embeddings: Matrix | QueryGallery,
     labels: Labels | None = None,
     *,
-    gallery_embeddings: Matrix | None = None,
-    gallery_labels: Labels | None = None,
     seed: int = 0,
 ) -> dict[str, Reliability]:
     """How far posteriors of pairs hold on classes they were not fitted to.
@@ -125,15 +117,11 @@ def check_posteriors(
     out.
 
     Args:
-        embeddings: One row per image. (N, D)
+        embeddings: One row per image, or a `QueryGallery`. (N, D)
         labels: One label per row. (N,)
-        gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
-        gallery_labels: One per row of the gallery. (M,)
         seed: Random seed of the halves.
     """
-    query_gallery = QueryGallery.of(
-        embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
-    )
+    query_gallery = QueryGallery.of(embeddings, labels)
     parts = _class_halves(query_gallery, seed)
     statistics = [PairStatistics.of(part) for part in parts]
     histograms = [PairHistogram.of(part) for part in parts]
@@ -187,23 +175,15 @@ def check_results(
     probability: MatchProbability,
     embeddings: Matrix | QueryGallery,
     labels: Labels | None = None,
-    *,
-    gallery_embeddings: Matrix | None = None,
-    gallery_labels: Labels | None = None,
 ) -> dict[int, Reliability]:
     """How far match probabilities hold for the first results of searches, by how many are shown.
 
     Args:
         probability: Fitted to other classes than these.
-        embeddings: One row per image, searched for among the others. (N, D)
+        embeddings: One row per image, searched for among the others, or a `QueryGallery`. (N, D)
         labels: One label per row. (N,)
-        gallery_embeddings: What is searched instead of the others, where that is another set. (M,
-            D)
-        gallery_labels: One per row of the gallery. (M,)
     """
-    query_gallery = QueryGallery.of(
-        embeddings, labels, gallery_embeddings=gallery_embeddings, gallery_labels=gallery_labels
-    )
+    query_gallery = QueryGallery.of(embeddings, labels)
     found = nearest_neighbors(query_gallery, max(probability.depth, *SHOWN))
     shown = slice(0, max(SHOWN))
     confidence = probability.probability(

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from cbml.bayes.calibration import Reliability
-from cbml.bayes.log_odds import Line, MonotoneCurve, Odds
+from cbml.bayes.calibration import Line, MonotoneCurve, Odds, Reliability
 from cbml.bayes.neighbors import (
     Neighbors,
     cohort_means,
@@ -32,10 +31,10 @@ class Results(NamedTuple):
     """Results of queries, and whether they are relevant.
 
     Args:
-        features: their similarities, the mean similarities of their queries' cohorts, and where
+        features: Their similarities, the mean similarities of their queries' cohorts, and where
             there are three, those of their own cohorts. (F, Q, K)
-        matches: whether each is relevant. (Q, K)
-        counts: how many results each stands for, where lists were thinned. (Q, K)
+        matches: Whether each is relevant. (Q, K)
+        counts: How many results each stands for, where lists were thinned. (Q, K)
     """
 
     features: Numbers
@@ -43,11 +42,7 @@ class Results(NamedTuple):
     counts: Numbers
 
     def of(self, queries: NDArray[np.bool_]) -> "Results":
-        """The results of some queries.
-
-        Args:
-            queries: which. (Q,)
-        """
+        """The results of some queries."""
         return Results(self.features[:, queries], self.matches[queries], self.counts[queries])
 
     @property
@@ -60,7 +55,7 @@ class Fit(NamedTuple):
     """What was fitted to results.
 
     Args:
-        check: on classes that were held out while fitting.
+        check: On classes that were held out while fitting.
     """
 
     odds: Odds
@@ -72,9 +67,6 @@ def choose_fit(results: Results, classes: NDArray[np.int64], *, seed: int) -> Fi
 
     Lines without and with a ceiling, each without and with a curve. Classes are cut in two halves;
     each half is judged by what was fitted to the other.
-
-    Args:
-        classes: of the queries. (Q,)
     """
     known, codes = np.unique(classes, return_inverse=True)
     halves = (np.random.default_rng(seed).permutation(len(known)) % 2)[codes]
@@ -136,8 +128,8 @@ class FittedOdds(NamedTuple):
     """What the searches of a set tell.
 
     Args:
-        by_query: odds from similarities and the cohorts of queries.
-        by_both: from those and the cohorts of results; None where that says no more.
+        by_query: Odds from similarities and the cohorts of queries.
+        by_both: From those and the cohorts of results; None where that says no more.
     """
 
     by_query: Fit
@@ -149,8 +141,8 @@ def fit_odds(query_gallery: QueryGallery, cohort: tuple[int, int], *, seed: int)
     """The odds that hold best on classes left out.
 
     Args:
-        cohort: begin and end of the ranks of the cohort.
-        seed: random seed of the choice of queries, and of the halves of classes.
+        cohort: Begin and end of the ranks of the cohort.
+        seed: Random seed of the choice of queries, and of the halves of classes.
     """
     neighbors = nearest_neighbors(query_gallery, cohort[1], seed=seed)
     means = mean_of_cohort(neighbors.similarities, cohort, 0.0)

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from cbml.bayes.calibration import Reliability, as_record, read_fields
+from cbml.bayes.calibration import Line, Odds, Reliability, as_record, read_fields
 from cbml.bayes.fitting import fit_odds
-from cbml.bayes.log_odds import Line, Odds
 from cbml.bayes.neighbors import (
     ExpectedPositives,
     cohort_means,
@@ -44,7 +43,7 @@ class MatchProbability:
         by_query: Log Φ without b_r, for where only similarities are known.
         by_both: Log Φ with b_r; None where that says no more.
         cohort: Begin and end of the ranks of the cohort.
-        typical_cohort_mean: B for lists that end before the cohort begins.
+        typical_cohort_mean: b for lists that end before the cohort begins.
         fitted_positives: R where the weights were fitted, for this cohort.
         positives: R where they are used.
         own_positives: R for queries that are among the images searched, and left out.

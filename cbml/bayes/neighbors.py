@@ -36,7 +36,7 @@ class ExpectedPositives(NamedTuple):
     Args:
         positives: R, the number of relevant images.
         own_positives: R for a query that is one of the set's images, and left out.
-        cohort: begin and end of the ranks of the cohort.
+        cohort: Begin and end of the ranks of the cohort.
     """
 
     positives: float
@@ -50,7 +50,7 @@ class ExpectedPositives(NamedTuple):
             R = Σ n_c² / N,  and  Σ n_c (n_c - 1) / N  for the set's own images
 
         Args:
-            sizes: images of each class, n_c. (C,)
+            sizes: Images of each class, n_c. (C,)
         """
         images = int(sizes.sum())
         others = np.repeat(sizes - 1, sizes)
@@ -63,11 +63,7 @@ class ExpectedPositives(NamedTuple):
 
     @classmethod
     def of_number(cls, positives: float, images: int) -> "ExpectedPositives":
-        """For queries that can all expect the same.
-
-        Args:
-            positives: R.
-        """
+        """For queries that can all expect the same."""
         if not (math.isfinite(positives) and positives > 0.0):
             raise ValueError(f"positives must be a finite number above zero, got {positives}")
         return cls(positives, positives, cohort_ranks(np.array([positives]), images - 1))
@@ -104,8 +100,8 @@ def mean_of_cohort(similarities: ArrayLike, ranks: tuple[int, int], typical: flo
     """The mean similarity of each query's cohort, (..., 1).
 
     Args:
-        similarities: of results, the nearest first; -inf where there is none. (..., K)
-        typical: for lists that end before the cohort begins.
+        similarities: Similarities of results, the nearest first; -inf where there is none. (..., K)
+        typical: For lists that end before the cohort begins.
     """
     cohort = np.asarray(similarities, dtype=np.float64)[..., ranks[0] : ranks[1]]
     there = np.isfinite(cohort)
@@ -118,9 +114,9 @@ class Neighbors(NamedTuple):
     """Results of queries, the nearest first.
 
     Args:
-        queries: indices of the images that were searched for. (Q,)
-        similarities: of each result. (Q, K)
-        indices: of the results among the images that were searched. (Q, K)
+        queries: Indices of the images that were searched for. (Q,)
+        similarities: Similarities of each result. (Q, K)
+        indices: Indices of the results among the images that were searched. (Q, K)
     """
 
     queries: Indices
@@ -142,7 +138,7 @@ def nearest_neighbors(query_gallery: QueryGallery, depth: int, *, seed: int = 0)
     """The results of searches, each image left out of its own; of at most 2,048 queries.
 
     Args:
-        depth: results for each query; fewer where fewer images are searched.
+        depth: Results for each query; fewer where fewer images are searched.
     """
     total = len(query_gallery.codes)
     queries = np.arange(total)
@@ -160,9 +156,9 @@ def cohort_means(
     """The mean similarity of the cohorts of images of a set, in it, of the shape of the indices.
 
     Args:
-        embeddings: unit vectors. (N, D)
-        indices: of the images, in any number and order; below zero for none.
-        typical: where there is no image or no cohort.
+        embeddings: Unit vectors. (N, D)
+        indices: Indices of the images, in any number and order; below zero for none.
+        typical: Where there is no image or no cohort.
     """
     wanted, back = np.unique(indices, return_inverse=True)
     means, index = np.full(len(wanted), typical), _indexed(embeddings)

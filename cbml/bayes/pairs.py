@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from cbml.bayes.log_odds import MonotoneCurve
+from cbml.bayes.calibration import MonotoneCurve
 from cbml.errors import BadData
 from cbml.query_gallery import Labels, Matrix, QueryGallery
 
@@ -122,11 +122,7 @@ class _Sums(NamedTuple):
 
 
 def pair_moments(pairs: Pairs) -> tuple[Moments, Moments]:
-    """Moments of the positive and of the negative pairs.
-
-    Args:
-        pairs: of one set, or of queries with a gallery.
-    """
+    """Moments of the positive and of the negative pairs."""
     positive_count, negative_count = pairs.counts
     total = _sums(pairs.left, pairs.right)
     parts = [_sums(left, right) for left, right in pairs.classes()]
@@ -184,6 +180,7 @@ def _self_sums(rows: Embeddings) -> _Sums:
 
 # Numbers of a block of similarities: 2**22 float32 numbers are 16 MiB, and as many places 16 more.
 BLOCK_SIZE = 2**22
+# Similarities are float32 numbers: what spreads less than this does not spread at all.
 SMALLEST_STD = 1e-6
 Counts = NDArray[np.int64]
 
@@ -194,8 +191,8 @@ class GaussianFit:
 
     Args:
         distance: Kolmogorov-Smirnov: the largest gap between the two distribution functions.
-        log_likelihood: of a pair under the Gaussian, in nats.
-        best_log_likelihood: of a pair under the histogram itself; no density reaches more.
+        log_likelihood: Log likelihood of a pair under the Gaussian, in nats.
+        best_log_likelihood: The same under the histogram itself; no density reaches more.
     """
 
     distance: float
@@ -221,28 +218,18 @@ class PairHistogram:
         embeddings: Matrix | QueryGallery,
         labels: Labels | None = None,
         *,
-        gallery_embeddings: Matrix | None = None,
-        gallery_labels: Labels | None = None,
         bins: int = 2000,
     ) -> "PairHistogram":
         """Count all pairs; each block of similarities is forgotten once it is counted.
 
         Args:
-            embeddings: One row per image, of any length but zero. (N, D)
+            embeddings: One row per image, of any length but zero, or a `QueryGallery`. (N, D)
             labels: Integers or strings, one per row. (N,)
-            gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
-            gallery_labels: One per row of the gallery. (M,)
             bins: Steps of equal width, B.
         """
         if bins < 1:
             raise ValueError(f"bins must be at least 1, got {bins}")
-        query_gallery = QueryGallery.of(
-            embeddings,
-            labels,
-            gallery_embeddings=gallery_embeddings,
-            gallery_labels=gallery_labels,
-        )
-        pairs = pair_up(query_gallery)
+        pairs = pair_up(QueryGallery.of(embeddings, labels))
         total, positive = np.zeros(bins, dtype=np.int64), np.zeros(bins, dtype=np.int64)
         for start, stop, indices in _blocks(pairs, bins):
             total += np.bincount(indices.ravel(), minlength=bins + 1)[:bins]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from cbml.bayes.pairs import pair_moments, pair_up
+from cbml.bayes.pairs import SMALLEST_STD, pair_moments, pair_up
 from cbml.errors import BadData, check_choice
 from cbml.losses import (
     SMALLEST_SCALE,
@@ -21,9 +21,6 @@ from cbml.losses import (
 from cbml.query_gallery import Labels, Matrix, QueryGallery
 
 Exponent = Literal["linear", "quadratic"]
-
-# Similarities are float32 numbers: what spreads less than this does not spread at all.
-SMALLEST_STD = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +48,6 @@ class PairStatistics:
         cls,
         embeddings: Matrix | QueryGallery,
         labels: Labels | None = None,
-        *,
-        gallery_embeddings: Matrix | None = None,
-        gallery_labels: Labels | None = None,
     ) -> Self:
         """Exact statistics of all pairs, without forming them.
 
@@ -61,19 +55,11 @@ class PairStatistics:
         gallery, each image with each of the gallery.
 
         Args:
-            embeddings: One row per image, array or tensor, of any length but zero. (N, D)
-            labels: Integers or strings, one per row. (N,)
-            gallery_embeddings: The other side of each pair, where it is not the same set. (M, D)
-            gallery_labels: One per row of the gallery. (M,)
+            embeddings: One row per image, array or tensor, of any length but zero, or queries and
+                a gallery as a `QueryGallery`. (N, D)
+            labels: Integers or strings, one per row; not beside a `QueryGallery`. (N,)
         """
-        query_gallery = QueryGallery.of(
-            embeddings,
-            labels,
-            gallery_embeddings=gallery_embeddings,
-            gallery_labels=gallery_labels,
-        )
-        pairs = pair_up(query_gallery)
-        positive, negative = pair_moments(pairs)
+        positive, negative = pair_moments(pair_up(QueryGallery.of(embeddings, labels)))
         return cls(
             positive_mean=positive.mean,
             positive_std=positive.std,
@@ -87,6 +73,12 @@ class PairStatistics:
     def prior_odds(self) -> float:
         """Θ = |P| / |N|: the odds of a pair to be positive before its similarity is known."""
         return self.positive_pairs / self.negative_pairs
+
+    @property
+    def separation(self) -> float:
+        """The distance of the two means in units of their spread."""
+        spread = math.hypot(self.positive_std, self.negative_std) / math.sqrt(2.0)
+        return (self.positive_mean - self.negative_mean) / max(spread, 1e-12)
 
     def ratio(self, exponent: Exponent = "quadratic") -> LinearRatio | QuadraticRatio:
         """Φ of the two Gaussians; "linear" takes the variance of each side for both.
@@ -180,12 +172,12 @@ class PairStatistics:
         """
         ratio = self._ratio_to_train_with(exponent)
         numbers = {f"ratio.{name}": value for name, value in dataclasses.asdict(ratio).items()}
-        query_gallery: dict[str, Any] = {"ratio": "quadratic", "delta": "derived"}
+        weights: dict[str, Any] = {"ratio": "quadratic", "delta": "derived"}
         if isinstance(ratio, LinearRatio):
             weight = ratio.positive_scale / ratio.negative_scale
-            query_gallery = {"delta": "mean", "positive_weight": weight}
+            weights = {"delta": "mean", "positive_weight": weight}
         return {
-            **query_gallery,
+            **weights,
             **numbers,
             "mining_margin": None,
             "variance_weight": 0.5 / self.negative_std**2,

@@ -1,15 +1,17 @@
 """The program `cbml`: one thin file per verb, errors in one line, documented exit codes.
 
 Exit codes: 0 fine, 1 failed, 2 usage, 3 bad data or a file that cannot be read or written (no
-permission, a full disk), 4 damaged file, 130/143 interrupted.
+permission, a full disk), 4 damaged file, 129/130/143 interrupted.
 
 A verb's file imports nothing heavy at its top, so that help answers at once; it defines `verb`, a
 function or a `typer.Typer` group, and is listed in VERBS.
 """
 
+import codecs
 import contextlib
 import errno
 import importlib
+import io
 import os
 import shlex
 import shutil
@@ -24,33 +26,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import cbml
-from cbml.errors import BadData, DamagedFile
+from cbml.errors import BadData, DamagedFile, stop_signals
+from cbml.progress import say
 
 if TYPE_CHECKING:
     from cbml.training import Distributed
 
-__all__ = ["VERBS", "OwnBackbone", "Processes", "exit_code", "joined", "main", "program_name"]
-
-#: The option of the verbs that load a trained model, whose network may be the user's own.
-OwnBackbone = Annotated[
-    str | None,
-    typer.Option(
-        "--backbone",
-        metavar="MODULE:FUNCTION",
-        help="Your own network, if the model was trained with one.",
-        show_default=False,
-    ),
-]
-
-#: The option of the verbs that embed many images.
-Processes = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help="Processes on this machine that embed together. On several machines, start the same "
-        "command by torchrun on each.",
-    ),
-]
+__all__ = ["VERBS", "exit_code", "joined", "main", "program_name", "resumable"]
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)  # a write names no file
 VERBS: tuple[str, ...] = (
@@ -76,13 +58,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the program and exit with its code.
 
     Args:
-        arguments: the words after the program's name; those of the command line by default.
+        arguments: The words after the program's name; those of the command line by default.
     """
     words = sys.argv[1:] if arguments is None else arguments
     # --debug may stand anywhere, as a word added to the end of a failed command.
     debug = "--debug" in words
-    # Leave by an exception, so that half-written files are cleaned away.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    _prepare_streams()
+    for number in stop_signals():
+        if number != signal.SIGINT:
+            # Leave by an exception, so that half-written files are cleaned away.
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     # One line, as for errors: where in the code a warning comes from tells a user nothing.
     warnings.formatwarning = lambda message, *_: f"cbml: warning: {message}\n"
     try:
@@ -91,8 +76,22 @@ def main(arguments: list[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         else:
-            print(f"cbml: {_one_line(error)}", file=sys.stderr)
+            say(f"cbml: {_one_line(error)}")
         sys.exit(exit_code(error))
+
+
+def _prepare_streams() -> None:
+    """Let standard streams that are closed lead nowhere, and take names of files as they are.
+
+    The next file to be opened would get the number of a closed one, and what libraries print. A
+    name may hold any bytes, or letters that the encoding lacks, and must not end a list of results.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the program
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        whole = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if whole else "backslashreplace")
 
 
 def _program() -> typer.Typer:
@@ -158,6 +157,25 @@ def joined(processes: int) -> Iterator["Distributed"]:
         raise typer.Exit(run_processes(processes, words, shlex.join(["cbml", *words])))
     with join_processes() as distributed, last_word(exit_code):
         yield distributed
+
+
+@contextlib.contextmanager
+def resumable(hint: str) -> Iterator[None]:
+    """Where the work of the block is interrupted, the last line says how to resume it.
+
+    Args:
+        hint: Said behind what stopped it.
+    """
+    from cbml.training import Interrupted
+
+    try:
+        yield
+    except Interrupted as stop:
+        print(f"{stop}; {hint}", file=sys.stderr)
+        raise typer.Exit(stop.exit_code) from None
+    except KeyboardInterrupt:
+        print(f"\nstopped; {hint}", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 def exit_code(error: Exception) -> int:

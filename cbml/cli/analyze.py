@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cbml.cli import OwnBackbone
+from cbml.cli.options import AsJson, OwnBackbone, RunFolder
 
 if TYPE_CHECKING:
     from cbml.runs import RunAnalysis
 
 
 def verb(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: RunFolder,
     data: Annotated[
         str | None,
         typer.Argument(metavar="DATA", help="Images to analyze instead of the run's own."),
@@ -27,14 +27,15 @@ def verb(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the figures; RUN/analysis by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    as_json: AsJson = False,
     backbone: OwnBackbone = None,
 ) -> None:
-    """Show pair similarities before and after training, likelihood ratio and probabilities.
+    """Analyze a run's similarities and match probabilities.
 
-    Writes analysis.html with its figures, and calibration.json, which turns the similarities of
-    search results into probabilities and is fitted on all images of the validation classes.
-    Everything else is estimated from a sample where there are more than 4,096 images.
+    Writes analysis.html with the similarities of pairs before and after training and the likelihood
+    ratio, and calibration.json, which turns the similarities of search results into probabilities.
+    The calibration is fitted to all images of the validation classes; everything else is estimated
+    from a sample if there are more than 4,096 images.
 
     \b
     Examples:

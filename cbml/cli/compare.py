@@ -6,15 +6,17 @@ from typing import Annotated
 
 import typer
 
+from cbml.cli.options import AsJson, RunFolder
+
 
 def verb(
-    first: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    first: RunFolder,
     second: Annotated[Path, typer.Argument(metavar="RUN", help="Another run's folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show in which settings two runs differ, and what each scored.
+    """Show how the settings and scores of two runs differ.
 
-    Only what the runs have recorded is shown: nothing is computed or evaluated.
+    Only what the runs have recorded is shown; nothing is computed or evaluated.
 
     \b
     Examples:

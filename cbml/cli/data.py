@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cbml.cli import program_name
+from cbml.cli.options import KnownAs, LabelColumn, LabelFrom, PathColumn
 
 verb = typer.Typer(
     help="Check, list and download datasets.", no_args_is_help=True, rich_markup_mode=None
@@ -23,33 +24,22 @@ def _check(
     path: Annotated[
         str,
         typer.Argument(
-            help="A folder, an archive, a table, or a dataset: emoji, cub …", show_default=False
+            help="A folder, an archive, a table, or a dataset: emoji, cub …",
+            metavar="DATA",
+            show_default=False,
         ),
     ],
-    known_as: Annotated[
-        str | None,
-        typer.Option(
-            "--as", help="Which dataset it is, if it is not recognized.", show_default=False
-        ),
-    ] = None,
+    known_as: KnownAs = None,
     labels: Annotated[
         Literal["folders", "names"], typer.Option(help="Where the labels are.")
     ] = "folders",
-    label_from: Annotated[
-        str | None,
-        typer.Option(help="Pattern of file names, such as '{label}_{n}'.", show_default=False),
-    ] = None,
+    label_from: LabelFrom = None,
     split: Annotated[
         Literal["stated", "classes"],
-        typer.Option(help="Use the data's own splits, or split it anew by class."),
+        typer.Option(help="Use the splits in the data, or make new ones by class."),
     ] = "stated",
-    path_column: Annotated[
-        str | None, typer.Option(help="Column of a table that names the files.", show_default=False)
-    ] = None,
-    label_column: Annotated[
-        str | None,
-        typer.Option(help="Column of a table that holds the labels.", show_default=False),
-    ] = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = None,
     seed: Annotated[int, typer.Option(help="Random seed for the held-out classes.")] = 0,
     sheet: Annotated[
         Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")
@@ -60,9 +50,11 @@ def _check(
     workers: Annotated[int, typer.Option(help="Images decoded at once.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what a folder, archive or table holds, what is missing, and how to train on it.
+    """Report what a folder, archive or table holds.
 
-    Nothing is refused: what `cbml train` would refuse is listed as a problem.
+    The report says how the images are read and split, what is missing or left out, which files are
+    unreadable or duplicates, and how to train. Nothing is refused: what `cbml train` would refuse
+    is listed as a problem.
 
     \b
     Examples:
@@ -104,7 +96,7 @@ def _check(
 
 @verb.command(name="list")
 def _list(as_json: AsJson = False) -> None:
-    """List the datasets known by name, what they must hold, and where they come from.
+    """List the datasets known by name.
 
     \b
     Examples:
@@ -144,7 +136,7 @@ def _get(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a dataset from its official address; an interrupted transfer is resumed.
+    """Download a dataset; an interrupted download is resumed.
 
     \b
     Examples:
@@ -182,11 +174,16 @@ def _write_bad(path: Path, bad: list[tuple[str, str]]) -> None:
 def _next_command(
     path: str, known_as: str | None, answer: dict[str, Any], options: dict[str, Any]
 ) -> str:
-    """The command line to try next; without labels, the one that needs none."""
+    """The command line to try next; "" if there is nothing to train on.
+
+    Without labels it is the one that needs none.
+    """
+    if not any(count["images"] for count in answer["record"]["counts"].values()):
+        return ""
     words = [program_name(), "train", shlex.quote(path)]
     if known_as is not None:
         words.append(f"--as {known_as}")
-    if answer["record"].get("partial"):
+    if answer["record"].get("partial") or answer["record"].get("missing"):
         words.append("--allow-partial")
     if not answer["class_sizes"]:
         words.append("--labels names" if "name_pattern" in answer["record"] else "--labels none")
@@ -201,12 +198,12 @@ def _next_command(
 def _print_report(answer: dict[str, Any]) -> None:
     record = answer["record"]
     print(f"{record['root']}: {answer['recognized']}, read as {record['layout']}")
-    _print_some("files have the same bytes and different labels", _joined(answer["conflicts"]))
+    _print_some("group{s} of copies with different labels", _joined(answer["conflicts"]))
     for problem in record.get("partial") or answer["problems"]:
         print(f"  problem: {problem}")
     short = record.get("short_classes", {"classes": 0, "examples": {}})
     lacking = [f"{name}: {a:,} of {b:,} images" for name, (a, b) in short["examples"].items()]
-    _print_some("classes lack images", lacking, count=short["classes"])
+    _print_some("class{es} lack images", lacking, count=short["classes"])
     for name, count in record["counts"].items():
         line = f"  {name:<11}{count['images']:>9,} images"
         if name in answer["class_sizes"]:
@@ -229,15 +226,21 @@ def _print_report(answer: dict[str, Any]) -> None:
         )
     kinds = Counter(Path(name).suffix.lower() or "no suffix" for name in answer["ignored"])
     _print_some(
-        "ignored, no images by their suffix",
+        "file{s} ignored, by suffix not an image",
         [f"{n:,} {k}" for k, n in kinds.most_common()],
         count=len(answer["ignored"]),
     )
-    _print_some("cannot be read", [f"{path}: {reason}" for path, reason in answer["bad"]])
-    _print_some("groups of equal files", _joined(answer["duplicates"]))
-    _print_some("of them in train and test", _joined(answer["across"]))
+    _print_some("image{s} cannot be read", [f"{path}: {reason}" for path, reason in answer["bad"]])
+    listed = answer["conflicts"]  # no group twice
+    copies = [group for group in answer["duplicates"] if group not in listed]
+    _print_some("group{s} of copies with the same label", _joined(copies))
+    if answer["across"]:
+        print(f"  copies in both train and test: {len(answer['across']):,}")
     if "sheet" in answer:
         print(f"  contact sheet: {answer['sheet']}")
+    if not answer["next"]:
+        print("  next:  solve the problem above, then check again")
+        return
     print(
         f"  next:  {answer['next']}    # about {answer['minutes']} minutes on two CPU cores; "
         "--minutes chooses another time"
@@ -251,7 +254,9 @@ def _joined(groups: list[list[str]]) -> list[str]:
 def _print_some(what: str, lines: list[str], *, count: int | None = None) -> None:
     if not lines:
         return
-    print(f"  {len(lines) if count is None else count:,} {what}")
+    number = len(lines) if count is None else count
+    plural = {"s": "", "es": ""} if number == 1 else {"s": "s", "es": "es"}
+    print(f"  {number:,} {what.format_map(plural)}")
     for line in lines[:5]:
         print(f"    {line}")
     if len(lines) > 5:

@@ -2,13 +2,13 @@
 
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cbml.cli import program_name
+from cbml.cli import program_name, resumable
+from cbml.cli.options import AsJson, Seed
 
 if TYPE_CHECKING:
     from cbml.models import Embedder
@@ -22,13 +22,13 @@ def verb(
     steps: Annotated[
         int | None, typer.Option(help="Updates of the weights.", min=1, show_default="120")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
+    seed: Seed = 0,
     serve: Annotated[
         bool, typer.Option("--serve", help="Serve the gallery afterwards and open its page.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Learn from half of the emoji, search among the other half, and show what changed.
+    """Train on half of the emoji and search the other half.
 
     Takes minutes on two CPU cores; nothing is downloaded. Ctrl-C is safe: the same command resumes
     where it stopped, and once everything is done it only shows the result.
@@ -39,25 +39,15 @@ def verb(
       cbml demo --out /tmp/demo --steps 20 --serve
     """
     from cbml.runs import RunConfig, demonstrate
-    from cbml.training import Interrupted, ProgressCallback
+    from cbml.training import ProgressCallback
 
     chosen = {"steps": steps, "seed": seed or None}
     given = {name: value for name, value in chosen.items() if value is not None}
     options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
     again = shlex.join(["cbml", "demo", "--out", str(out), *options])
-    try:
-        found = demonstrate(
-            out,
-            make_gallery=_make_gallery,
-            config=RunConfig("emoji", training=given),
-            callback=ProgressCallback(),
-        )
-    except Interrupted as stop:
-        print(f"{stop}; resume with:  {again}", file=sys.stderr)
-        raise typer.Exit(stop.exit_code) from None
-    except KeyboardInterrupt:
-        print(f"\nstopped; resume with:  {again}", file=sys.stderr)
-        raise typer.Exit(130) from None
+    config, callback = RunConfig("emoji", training=given), ProgressCallback()
+    with resumable(f"resume with:  {again}"):
+        found = demonstrate(out, make_gallery=_make_gallery, config=config, callback=callback)
     if as_json:
         print(json.dumps(found.as_dict()))
     else:
@@ -69,19 +59,11 @@ def verb(
 
 
 def _make_gallery(model: "Embedder", run: Path, folder: Path) -> None:
-    from cbml.evaluation import evaluate
-    from cbml.gallery import BuildSettings, build, list_images
-    from cbml.runs import run_calibration, training_paths
+    from cbml.cli.index import build_gallery
+    from cbml.gallery import BuildSettings, list_images
 
-    build(
-        model,
-        list_images("emoji", split="test"),
-        folder,
-        evaluate=evaluate,
-        calibration=run_calibration(run),
-        trained_on=training_paths(run),
-        settings=BuildSettings(source="emoji"),
-    )
+    refs = list_images("emoji", split="test")
+    build_gallery(model, run, refs, folder, BuildSettings(source="emoji"))
 
 
 def _print_end(found: "Demonstration") -> None:

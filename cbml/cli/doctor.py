@@ -2,18 +2,20 @@
 
 import json
 import textwrap
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from cbml.cli.options import AsJson
+
 
 def verb(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Check this installation: hardware, versions, optional packages, datasets, weights, caches.
+    """Check this installation.
 
-    Exits with 1 if something that every command needs is broken, not if an optional package is
-    missing.
+    Shows hardware, versions, optional packages, datasets, weights and caches. Exits with 1 if
+    something that every command needs is broken, not if an optional package is missing.
 
     \b
     Examples:

@@ -2,41 +2,25 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from cbml.cli import OwnBackbone, Processes, joined
+from cbml.cli import joined
+from cbml.cli.options import AllowPartial, AsJson, Images, Model, OwnBackbone, Part, Processes
 
 
 def verb(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="A run's folder, a saved model's, or a backbone's name."
-        ),
-    ],
-    images: Annotated[
-        str,
-        typer.Argument(
-            metavar="IMAGES", help="A folder, an archive, a table, or a dataset's name."
-        ),
-    ],
+    run: Model,
+    images: Images,
     out: Annotated[Path, typer.Option(help="The file to write, .npz or .parquet.")],
-    split: Annotated[
-        Literal["all", "train", "test"],
-        typer.Option(help="Which part, as cbml train splits the images."),
-    ] = "all",
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
-    ] = False,
+    split: Part = "all",
+    allow_partial: AllowPartial = False,
     processes: Processes = 1,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as JSON.")
-    ] = False,
+    as_json: AsJson = False,
     backbone: OwnBackbone = None,
 ) -> None:
-    """Write the vectors of images to a file: vectors, paths, names and labels.
+    """Write the embeddings of images to a file, with paths and labels.
 
     The .npz file holds plain arrays: np.load(file)["vectors"] is float32 of shape (N, D), each row
     of length 1. Files that cannot be read are left out and listed in bad_images.csv beside it. The
@@ -50,7 +34,7 @@ def verb(
     """
     from cbml.errors import BadData
     from cbml.gallery import embed_files, embed_share, list_images, write_vectors
-    from cbml.runs import open_model, use_backbone
+    from cbml.runs import open_model, run_split, use_backbone
 
     if out.suffix not in (".npz", ".parquet"):
         raise BadData(f"--out {out}: must end in .npz or .parquet")
@@ -59,7 +43,7 @@ def verb(
         if distributed.group is not None and not distributed.is_main_process:
             embed_share(open_model(run), distributed.group)
             return
-        listed = list_images(images, split=split, allow_partial=allow_partial)
+        listed = list_images(images, split=split, **run_split(run), allow_partial=allow_partial)
         done = embed_files(open_model(run), listed, out=out, group=distributed.group)
         write_vectors(out, done)
     facts: dict[str, Any] = {

@@ -1,12 +1,11 @@
 """`cbml evaluate`: the scores of a trained model."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from cbml.cli import OwnBackbone
+from cbml.cli.options import AllowPartial, AsJson, OwnBackbone, SavedModel
 
 _SHOWN = 5
 
@@ -14,7 +13,7 @@ Split = Literal["train", "validation", "test", "all"]
 
 
 def verb(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a saved model's.")],
+    run: SavedModel,
     data: Annotated[
         str | None,
         typer.Argument(
@@ -31,10 +30,8 @@ def verb(
     test: Annotated[
         bool, typer.Option("--test", help="Score the test images; run.json counts it.")
     ] = False,
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    allow_partial: AllowPartial = False,
+    as_json: AsJson = False,
     method: Annotated[
         str | None,
         typer.Option(

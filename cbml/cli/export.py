@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from cbml.cli import OwnBackbone
+from cbml.cli.options import AsJson, OwnBackbone, SavedModel
 
 
 def verb(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a saved model's.")],
+    run: SavedModel,
     format: Annotated[Literal["onnx"], typer.Option("--format", help="What to write.")] = "onnx",
     output: Annotated[
         Path | None, typer.Option("--output", help="The file to write; RUN/model.onnx by default.")
@@ -22,12 +22,10 @@ def verb(
             "--preprocessing-inside", help="Put the normalization into the file: uint8 input."
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as JSON.")
-    ] = False,
+    as_json: AsJson = False,
     backbone: OwnBackbone = None,
 ) -> None:
-    """Write a trained model as ONNX, checked against torch on real images first.
+    """Export a model to ONNX, checked against torch on real images.
 
     \b
     Examples:

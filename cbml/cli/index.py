@@ -8,36 +8,35 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cbml.cli import OwnBackbone, Processes, joined, program_name
+from cbml.cli import joined, program_name
+from cbml.cli.options import (
+    AllowPartial,
+    AsJson,
+    LabelColumn,
+    LabelFrom,
+    OptionalImages,
+    OptionalModel,
+    OwnBackbone,
+    Part,
+    PathColumn,
+    Processes,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.distributed import ProcessGroup
 
     from cbml.gallery import BuildResult, BuildSettings, ImageRef
+    from cbml.models import Embedder
+    from cbml.training import Distributed
 
 
 def verb(
     out: Annotated[Path, typer.Option(help="The gallery's folder.")],
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's folder, a saved model's, or a backbone's name.",
-            show_default=False,
-        ),
-    ] = None,
-    images: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="IMAGES",
-            help="A folder, an archive, a table, or a dataset's name.",
-            show_default=False,
-        ),
-    ] = None,
-    split: Annotated[
-        Literal["all", "train", "test"],
-        typer.Option(help="Which part, as cbml train splits the images."),
-    ] = "all",
+    run: OptionalModel = None,
+    images: OptionalImages = None,
+    split: Part = "all",
     store: Annotated[
         str | None,
         typer.Option(
@@ -52,8 +51,7 @@ def verb(
     recall: Annotated[
         float | None,
         typer.Option(
-            help="Share of the true nearest images that searches find; for --kind pq4, which "
-            "measures it.",
+            help="Share of the true nearest images that a search must find; for --kind pq4.",
             show_default="0.95",
         ),
     ] = None,
@@ -76,18 +74,11 @@ def verb(
             metavar="FILE.csv", help="Write groups of near-duplicate images to this file."
         ),
     ] = None,
-    label_from: Annotated[
-        str | None,
-        typer.Option(help="Pattern of file names that hold the labels, '{label}_{n}', or auto."),
-    ] = None,
-    path_column: Annotated[str | None, typer.Option(help="A table's column of the files.")] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="A table's column of the labels.")
-    ] = None,
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept an incomplete dataset.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    label_from: LabelFrom = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = None,
+    allow_partial: AllowPartial = False,
+    as_json: AsJson = False,
     backbone: OwnBackbone = None,
 ) -> None:
     """Make a gallery of images, or bring one up to date.
@@ -104,44 +95,33 @@ def verb(
       cbml index --out gallery --remove "cats/blurred.jpg"
     """
     from cbml.evaluation import evaluate
-    from cbml.gallery import (
-        BuildSettings,
-        embed_share,
-        list_images,
-        remove_images,
-        write_near_duplicates,
-    )
-    from cbml.runs import open_model, use_backbone
+    from cbml.gallery import BuildSettings, remove_images, write_near_duplicates
+    from cbml.runs import use_backbone
 
     use_backbone(backbone)
     if remove and (run or images):
         raise typer.BadParameter("--remove works on the gallery alone: leave out RUN and IMAGES")
+    if recall is not None and (kind != "pq4" or not 0.0 < recall < 1.0):
+        raise typer.BadParameter("--recall is a number between 0 and 1, for --kind pq4")
     if remove:
         built = remove_images(out, remove, evaluate=evaluate)
-    elif recall is not None and (kind != "pq4" or not 0.0 < recall < 1.0):
-        raise typer.BadParameter("--recall is a number between 0 and 1, for --kind pq4")
     elif run and images:
+        token = os.environ.get("CBML_STORE_TOKEN")
         settings = BuildSettings(
-            source=images,
-            store=store,
-            kind=kind,
-            recall=recall,
-            token=os.environ.get("CBML_STORE_TOKEN"),
-            rebuild=rebuild,
+            source=images, store=store, kind=kind, recall=recall, token=token, rebuild=rebuild
         )
+        reading = {
+            "split": split,
+            "allow_partial": allow_partial,
+            "label_from": label_from,
+            "path_column": path_column,
+            "label_column": label_column,
+        }
         with joined(processes) as distributed:
-            if distributed.group is not None and not distributed.is_main_process:
-                embed_share(open_model(run), distributed.group)
-                return
-            refs = list_images(
-                images,
-                split=split,
-                allow_partial=allow_partial,
-                label_from=label_from,
-                path_column=path_column,
-                label_column=label_column,
-            )
-            built = _build(run, refs, out, settings, distributed.group)
+            made = _build(run, out, settings, reading, distributed)
+        if made is None:
+            return  # the main process says what became of it
+        built = made
     else:
         raise typer.BadParameter("give RUN and IMAGES, or --remove NAME")
     groups = None if near_duplicates is None else write_near_duplicates(near_duplicates, out)
@@ -155,17 +135,38 @@ def verb(
 
 def _build(
     run: str,
+    out: Path,
+    settings: "BuildSettings",
+    reading: "Mapping[str, Any]",
+    distributed: "Distributed",
+) -> "BuildResult | None":
+    """Build the gallery in the main process; the others embed their share, and get None."""
+    from cbml.gallery import embed_share, list_images
+    from cbml.runs import open_model, run_split
+
+    model, group = open_model(run), distributed.group
+    if group is not None and not distributed.is_main_process:
+        embed_share(model, group)
+        return None
+    refs = list_images(settings.source, **run_split(run), **reading)
+    return build_gallery(model, run, refs, out, settings, group)
+
+
+def build_gallery(
+    model: "Embedder",
+    run: str | Path,
     refs: "list[ImageRef]",
     out: Path,
     settings: "BuildSettings",
-    group: "ProcessGroup | None",
+    group: "ProcessGroup | None" = None,
 ) -> "BuildResult":
+    """A gallery with scores, and with what the run knows of probabilities and of its images."""
     from cbml.evaluation import evaluate
     from cbml.gallery import build
-    from cbml.runs import open_model, run_calibration, training_paths
+    from cbml.runs import run_calibration, training_paths
 
     return build(
-        open_model(run),
+        model,
         refs,
         out,
         evaluate=evaluate,

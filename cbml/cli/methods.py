@@ -1,15 +1,14 @@
 """`cbml methods`: every loss and method by name."""
 
 import json
-from typing import Annotated
 
-import typer
+from cbml.cli.options import AsJson
 
 
 def verb(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the lists as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """List the losses for --loss and the methods for --method, with one line each.
+    """List the losses for --loss and the methods for --method.
 
     \b
     Examples:

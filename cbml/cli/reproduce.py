@@ -1,16 +1,18 @@
 """`cbml reproduce`: the tables of the paper with our code."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from cbml.cli import resumable
+from cbml.cli.options import AsJson
 
-    from cbml.experiments import Cost, Entry, Job, JobCounts, Plan, Sources
+if TYPE_CHECKING:
+    from cbml.experiments import Cost, Entry, JobCounts, Plan, Sources
+
+_AGAIN = "the same command resumes there"
 
 
 def verb(
@@ -79,13 +81,14 @@ def verb(
     ] = None,
     count: Annotated[int, typer.Option(help="Number of runs in a search.", min=1)] = 20,
     out: Annotated[Path, typer.Option(help="Folder for runs and records.")] = Path("reproduction"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Run the rows of a table; finished runs are not repeated, interrupted ones resume.
+    """Run the rows of one of the paper's tables.
 
-    Machines that share the folder given by --out divide the work. Run --trials first: it tries the
-    same number of learning rates for each row on held-out training classes, and later runs use the
-    best. Records are lines of JSON in OUT/TABLE-SCALE/.
+    Finished runs are not repeated, and interrupted ones resume. Machines that share the folder
+    given by --out divide the work. Run --trials first: it tries the same number of learning rates
+    for each row on held-out training classes, and later runs use the best. Records are lines of
+    JSON in OUT/TABLE-SCALE/.
 
     \b
     Examples:
@@ -107,6 +110,9 @@ def verb(
         return
     if table is None:
         raise typer.BadParameter("name a TABLE, or --list them")
+    from cbml.experiments import Sources
+
+    sources, own = Sources(root, weights), {"losses": loss or (), "methods": method or ()}
     if table == "leaderboard":
         changed = scale == "full" or trials or overrides or searched or backbone
         if changed or model_selection == "test":
@@ -114,60 +120,74 @@ def verb(
                 "the leaderboard's protocol is frozen; only --data, --root, --weights, --only, "
                 "--loss, --method, --labels, --seeds and --out apply"
             )
-        from cbml.experiments import Sources, find_entries
+        from cbml.experiments import find_entries
 
-        entries = find_entries(only or (), losses=loss or (), methods=method or (), labels=labels)
-        _print(
-            _leaderboard(entries, data or "emoji", seeds or 1, out, Sources(root, weights)), as_json
-        )
+        entries = find_entries(only or (), **own, labels=labels)
+        _leaderboard(entries, data or "emoji", seeds or 1, out, sources, as_json)
         return
     if labels != "known":
         raise typer.BadParameter("--labels none is for the leaderboard; tables say it themselves")
-    from cbml.experiments import (
-        FIGURES,
-        Plan,
-        Sources,
-        check_figure,
-        draw_figure,
-        find_table,
-        parse_sweeps,
-        with_own_rows,
-    )
+    from cbml.experiments import Plan, find_table, parse_sweeps, with_own_rows
 
     plan = Plan(
-        table=with_own_rows(find_table(table), losses=loss or (), methods=method or ()),
+        table=with_own_rows(find_table(table), **own),
         scale=scale,
         data=data or ("emoji" if scale == "laptop" else None),
         model_selection=model_selection,
         only=(*(only or ()), *(loss or ()), *(method or ())),
         sweeps=parse_sweeps([*(overrides or ()), *([f"backbone={backbone}"] if backbone else [])]),
     )
-    figure = None if trials else FIGURES.get(table)
     if searched:
-        _search(plan, searched, count, out, Sources(root, weights), as_json)
-        return
-    jobs, sources = _jobs(plan, out, seeds or 3, trials), Sources(root, weights)
+        _search(plan, searched, count, out, sources, as_json)
+    else:
+        _table(plan, out, seeds or 3, trials, sources, as_json)
+
+
+def _table(
+    plan: "Plan", out: Path, seeds: int, trials: bool, sources: "Sources", as_json: bool
+) -> None:
+    """Run the rows, and draw the figure that they are for."""
+    from cbml.experiments import FIGURES, check_figure, draw_figure, planned_jobs, run_jobs
+    from cbml.training import ProgressCallback
+
+    figure = None if trials else FIGURES.get(plan.table.name)
+    jobs = planned_jobs(plan, out, seeds=range(seeds), trials=trials)
     if figure is not None:
         check_figure(figure, jobs)
-    done = _run(jobs, out, sources)
-    if figure is not None and not done["elsewhere"] and not done["refused"]:
-        done["figure"] = str(draw_figure(figure, jobs, out, sources))
-    _print(done, as_json)
+    with resumable(_AGAIN):
+        counts = run_jobs(jobs, out, sources=sources, callback=ProgressCallback())
+    drawn = None
+    if figure is not None and not counts.elsewhere and not counts.refused:
+        drawn = draw_figure(figure, jobs, out, sources)
+    _print(counts, out, as_json, drawn)
 
 
-def _print(done: dict[str, Any], as_json: bool) -> None:
+def _leaderboard(
+    entries: "list[Entry]", data: str, seeds: int, out: Path, sources: "Sources", as_json: bool
+) -> None:
+    from cbml.experiments import run_leaderboard
+    from cbml.training import ProgressCallback
+
+    shown, chosen = ProgressCallback(), range(seeds)
+    with resumable(_AGAIN):
+        counts = run_leaderboard(entries, data, out, seeds=chosen, sources=sources, callback=shown)
+    _print(counts, out, as_json)
+
+
+def _print(counts: "JobCounts", out: Path, as_json: bool, figure: Path | None = None) -> None:
     if as_json:
-        print(json.dumps(done))
+        drawn = {} if figure is None else {"figure": str(figure)}
+        print(json.dumps({**vars(counts), "out": str(out), **drawn}))
     else:
-        print(", ".join(f"{done[word]} {word}" for word in ("finished", "done", "failed")))
-        if done["elsewhere"]:
-            print(f"{done['elsewhere']} more run in other processes: repeat the command later")
-        if "figure" in done:
-            print(done["figure"])
-    if done["refused"]:
+        print(f"{counts.finished} finished, {counts.done} done, {counts.failed} failed")
+        if counts.elsewhere:
+            print(f"{counts.elsewhere} more run in other processes: repeat the command later")
+        if figure is not None:
+            print(figure)
+    if counts.refused:
         from cbml.errors import BadData
 
-        raise BadData(_refusals(done["refused"]))
+        raise BadData(_refusals(counts.refused))
 
 
 def _refusals(refused: dict[str, list[str]]) -> str:
@@ -235,20 +255,11 @@ def _search(
     plan: "Plan", ranges: list[str], count: int, out: Path, sources: "Sources", as_json: bool
 ) -> None:
     from cbml.experiments import parse_ranges, search_row
-    from cbml.training import Interrupted, ProgressCallback
+    from cbml.training import ProgressCallback
 
-    try:
-        found = search_row(
-            plan,
-            parse_ranges(ranges),
-            count=count,
-            out=out,
-            sources=sources,
-            callback=ProgressCallback(),
-        )
-    except Interrupted as stop:
-        print(f"{stop}; the same command resumes there", file=sys.stderr)
-        raise typer.Exit(stop.exit_code) from None
+    wanted, callback = parse_ranges(ranges), ProgressCallback()
+    with resumable(_AGAIN):
+        found = search_row(plan, wanted, count=count, out=out, sources=sources, callback=callback)
     lines = [
         {
             "overrides": record["overrides"],
@@ -262,52 +273,3 @@ def _search(
     for line in lines[:10]:
         changed = " ".join(f"{key}={value}" for key, value in line["overrides"].items())
         print(f"{line['validation']}  {changed}")
-
-
-def _jobs(plan: "Plan", out: Path, seeds: int, trials: bool) -> "list[Job]":
-    from cbml.experiments import plan_jobs, plan_trials, read_records, table_rows, trial_tables
-
-    if trials:
-        return plan_trials(plan)
-    tried = [
-        out / f"{name}-{plan.scale}" / f"{data}-trials.jsonl"
-        for name in trial_tables(plan)
-        for data in dict.fromkeys(row.data for row in table_rows(plan))
-    ]
-    return plan_jobs(plan, range(seeds), [r for path in tried for r in read_records(path)])
-
-
-def _run(jobs: "list[Job]", out: Path, sources: "Sources") -> dict[str, Any]:
-    from cbml.experiments import run_jobs
-    from cbml.training import ProgressCallback
-
-    return _finished(lambda: run_jobs(jobs, out, sources=sources, callback=ProgressCallback()), out)
-
-
-def _leaderboard(
-    entries: "list[Entry]", data: str, seeds: int, out: Path, sources: "Sources"
-) -> dict[str, Any]:
-    from cbml.experiments import run_leaderboard
-    from cbml.training import ProgressCallback
-
-    callback = ProgressCallback()
-    return _finished(
-        lambda: run_leaderboard(
-            entries, data, out, seeds=range(seeds), sources=sources, callback=callback
-        ),
-        out,
-    )
-
-
-def _finished(work: "Callable[[], JobCounts]", out: Path) -> dict[str, Any]:
-    """What became of the jobs; an interruption says how to resume."""
-    import dataclasses
-
-    from cbml.training import Interrupted
-
-    try:
-        progress = work()
-    except Interrupted as stop:
-        print(f"{stop}; the same command resumes there", file=sys.stderr)
-        raise typer.Exit(stop.exit_code) from None
-    return dataclasses.asdict(progress) | {"out": str(out)}

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cbml.cli import OwnBackbone
+from cbml.cli.options import AsJson, GalleryFolder, OwnBackbone
 
 if TYPE_CHECKING:
     from cbml.gallery import SearchResponse
 
 
 def verb(
-    gallery: Annotated[Path, typer.Argument(metavar="GALLERY", help="Made by cbml index.")],
+    gallery: GalleryFolder,
     queries: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[IMAGE]...", help="Files to search with.", show_default=False),
@@ -41,7 +41,7 @@ def verb(
         Path | None,
         typer.Option(help="Write the results to this file, as a page that contains the images."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    as_json: AsJson = False,
     backbone: OwnBackbone = None,
 ) -> None:
     """Search a gallery with images.

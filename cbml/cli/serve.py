@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from cbml.cli import OwnBackbone
+from cbml.cli import program_name
+from cbml.cli.options import GalleryFolder, OwnBackbone
 
 
 def verb(
-    gallery: Annotated[Path, typer.Argument(metavar="GALLERY", help="Made by cbml index.")],
+    gallery: GalleryFolder,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes any free one.")] = 8000,
     compare: Annotated[
@@ -39,7 +40,7 @@ def verb(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     backbone: OwnBackbone = None,
 ) -> None:
-    """Show a gallery in the browser, and answer programs over HTTP.
+    """Serve a gallery: a web page and an HTTP API.
 
     Only this machine can reach it unless --host says otherwise; then requests need a token.
     A gallery that is brought up to date while it is served is picked up. Ctrl-C stops it. The API
@@ -56,7 +57,7 @@ def verb(
     from cbml.runs import use_backbone
 
     try:
-        from cbml.gallery import allowed_hosts, listen, make_service, serve_app
+        from cbml.gallery import allowed_hosts, is_loopback, listen, make_service, serve_app
     except ImportError as error:
         raise MissingExtra(str(error.name), "serve") from None
     use_backbone(backbone)
@@ -66,7 +67,9 @@ def verb(
     token = _chosen_token(host, token, no_token)
     listening = listen(host, port)
     hosts = allowed_hosts(host, allow_host or ())
-    service, app = make_service(opened, hosts=hosts, compare=second, token=token)
+    # Who reads the page on another machine does not stand where this program was started.
+    program = program_name() if is_loopback(host) else "cbml"
+    service, app = make_service(opened, hosts=hosts, compare=second, token=token, program=program)
     service.warm_up()
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}/"

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from cbml.cli.options import AsJson
+
 DEFAULT = Path("reproduction")
 
 
@@ -16,12 +18,12 @@ def verb(
     records: Annotated[
         Path, typer.Option(help="Folder or file of records, such as results.")
     ] = DEFAULT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a table in Markdown: means over seeds with 95 % intervals, beside the paper's numbers.
+    """Print a table of recorded runs in Markdown.
 
-    Each scale, dataset and model selection has a table of its own. Scores are percent; one seed has
-    no interval.
+    Our means over seeds with 95 % intervals stand beside the paper's numbers. Each scale, dataset
+    and model selection has a table of its own. Scores are percent; one seed has no interval.
 
     \b
     Examples:

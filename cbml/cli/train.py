@@ -5,14 +5,25 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from cbml.cli import program_name
+from cbml.cli.options import (
+    AllowPartial,
+    AsJson,
+    KnownAs,
+    LabelColumn,
+    LabelFrom,
+    PathColumn,
+    SplitBy,
+)
 from cbml.losses import LOSSES
 from cbml.models import BACKBONES
+from cbml.progress import say
 
 if TYPE_CHECKING:
     from cbml.runs import RunConfig, RunResult
@@ -20,6 +31,7 @@ if TYPE_CHECKING:
 
 
 def verb(
+    context: typer.Context,
     data: Annotated[
         str | None,
         typer.Argument(
@@ -29,33 +41,19 @@ def verb(
     labels: Annotated[
         Literal["known", "names", "none", "each"] | None,
         typer.Option(
-            help="names: labels are in the file names; none: cluster the images; each: every "
-            "image is its own class."
+            help="names: labels are in the file names; none: learn from larger views of the "
+            "images, or from clusters; each: every image is its own class."
         ),
     ] = None,
-    label_from: Annotated[
-        str | None, typer.Option(help="Pattern of file names, such as '{label}_{n}'.")
-    ] = None,
-    known_as: Annotated[
-        str | None,
-        typer.Option("--as", help="The dataset it is, when it is not recognized; or folder."),
-    ] = None,
-    split: Annotated[
-        Literal["stated", "classes"] | None,
-        typer.Option(help="Use the data's own splits, or split it anew by class."),
-    ] = None,
-    path_column: Annotated[
-        str | None, typer.Option(help="Column of a table that names the files.")
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="Column of a table that holds the labels.")
-    ] = None,
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept a dataset that is not complete.")
-    ] = False,
+    label_from: LabelFrom = None,
+    known_as: KnownAs = None,
+    split: SplitBy = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = None,
+    allow_partial: AllowPartial = False,
     clusters: Annotated[
         int | None,
-        typer.Option(help="For --labels none; by default one cluster for every four images."),
+        typer.Option(help="Clusters for --labels none; by default one for every four images."),
     ] = None,
     loss: Annotated[
         str | None, typer.Option(help=f"{', '.join(LOSSES)}; or package.module:Class.")
@@ -112,12 +110,12 @@ def verb(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write RUN/tensorboard as well.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Train a model, select it on held-out classes, and keep what is needed to resume.
+    """Train a model on images, with or without labels.
 
-    The run's folder holds run.json, metrics.jsonl, checkpoints/, model/ and report.html. Ctrl-C is
-    safe: the last line says how to resume.
+    The model is selected on held-out classes. The run's folder holds run.json, metrics.jsonl,
+    checkpoints/, model/ and report.html. Ctrl-C is safe: the last line says how to resume.
 
     \b
     Examples:
@@ -129,32 +127,12 @@ def verb(
       cbml train my-images/ --labels none --clusters 100 --set refresh_epochs=2
       cbml train --resume runs/emoji
     """
-    named = {
-        "labels": None if labels == "names" else labels,
-        "label_from": label_from or ("auto" if labels == "names" else None),
-        "known_as": known_as,
-        "split": split,
-        "path_column": path_column,
-        "label_column": label_column,
-        "allow_partial": allow_partial or None,
-        "clusters": clusters,
-        "loss": loss,
-        "method": method,
-        "parameters": parameters,
-        "backbone": backbone,
-        "crop": crop,
-        "seed": seed,
-        "start": start,
-        "minutes": minutes,
-        "steps": steps,
-        "tensorboard": tensorboard or None,
-    }
     if minutes is not None and steps is not None:
         raise typer.BadParameter("--minutes chooses the steps: leave out one of the two")
     if start is not None and backbone is not None:
         raise typer.BadParameter("--start gives the network: leave out --backbone")
-    words = [f"{key}={value}" for key, value in named.items() if value is not None]
-    config, folder = _planned(data, resume, out, [*words, *(overrides or [])])
+    # Options that are settings come from the context: their names are not listed again.
+    config, folder = _planned(data, resume, out, [*_settings(context.params), *(overrides or [])])
     if processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         from cbml.training import run_processes
 
@@ -172,6 +150,20 @@ def verb(
             result = run(config, folder, resume=resumed, test=test, distributed=distributed)
         if distributed.is_main_process:
             _print_result(result, as_json)
+
+
+def _settings(options: Mapping[str, Any]) -> list[str]:
+    """The options that are settings of a run under the same name, as `--set` would have them."""
+    from cbml.runs import FLAT_KEYS
+
+    options = {**options, "data": None}
+    if options["labels"] == "names":
+        options |= {"labels": None, "label_from": options["label_from"] or "auto"}
+    return [
+        f"{key}={value}"
+        for key, value in options.items()
+        if key in FLAT_KEYS and value is not None and value is not False
+    ]
 
 
 def _planned(
@@ -193,8 +185,11 @@ def _planned(
             images = {"source": str(data), **changes.pop("data", {})}
             config = RunConfig(images, **changes)
         check_names(config)
-        from cbml.runs import check_options  # imports torch, which a misspelled name need not
+        # They import torch, which a misspelled name need not.
+        from cbml.runs import check_options, with_larger_views
 
+        if resume is None:
+            config = with_larger_views(config, changes)
         check_options(config)
     except BadData as error:
         raise typer.BadParameter(str(error)) from None
@@ -206,8 +201,6 @@ def _planned(
 
 
 def _again(folder: Path, config: "RunConfig", processes: int) -> str:
-    from cbml.cli import program_name
-
     words = [program_name(), "train", "--resume", shlex.quote(str(folder))]
     words += [f"--processes {processes}"] if processes > 1 else []
     words += [f"--{option} {name}" for option, name in config.own_code.items()]
@@ -224,11 +217,11 @@ def _how_to_resume(folder: Path, config: "RunConfig", distributed: "Distributed"
         yield
     except Interrupted as stop:
         if distributed.is_main_process:
-            print(f"{stop}; resume with:  {again}", file=sys.stderr)
+            say(f"{stop}; resume with:  {again}")
         raise typer.Exit(stop.exit_code) from None
     except (KeyboardInterrupt, SystemExit):  # before the first step, or after the last
         if distributed.is_main_process and (folder / "run.json").exists():
-            print(f"stopped; resume with:  {again}", file=sys.stderr)
+            say(f"stopped; resume with:  {again}")
         raise
     except RuntimeError as error:
         if distributed.size > 1 and "onnection" in str(error):
@@ -267,7 +260,6 @@ def _print_result(result: "RunResult", as_json: bool) -> None:
 
 def _print_next(result: "RunResult") -> None:
     """Where the result is, and the lines to copy that lead on."""
-    from cbml.cli import program_name
     from cbml.runs import images_to_index
 
     program, run = program_name(), shlex.quote(str(result.folder))

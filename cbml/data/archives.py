@@ -38,8 +38,8 @@ class Limits:
     """How much may come out of an archive.
 
     Args:
-        entries: files and folders; the largest set of the paper has 120,053 images.
-        ratio: bytes out for each byte in, beyond the first 64 MB; images hardly compress.
+        entries: Files and folders; the largest set of the paper has 120,053 images.
+        ratio: Bytes out for each byte in, beyond the first 64 MB; images hardly compress.
     """
 
     entries: int = 500_000
@@ -100,7 +100,7 @@ def extract(archive: Path, target: Path, *, limits: Limits | None = None) -> Non
 
     Args:
         archive: a tar file, compressed or not, or a zip file.
-        limits: how much may come out; the defaults when None.
+        limits: How much may come out; the defaults when None.
     """
     meter = _Meter(archive, limits or Limits())
     scratch = target.with_name(f"{target.name}.part")

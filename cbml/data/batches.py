@@ -69,7 +69,7 @@ class BatchOrder(Protocol):
         """The image indices of this rank's share of a batch.
 
         Args:
-            epoch: number of the epoch, from 0.
+            epoch: Number of the epoch, from 0.
         """
 
     def rank_slice(self, batch_size: int) -> slice:

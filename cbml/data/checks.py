@@ -17,6 +17,7 @@ from cbml.data.decode import UnreadableImage, prefetch, read_image
 from cbml.data.discovery import ignored_files, image_folders, open_source, same_bytes
 from cbml.data.image_dataset import ImageDataset, Splits
 from cbml.data.splits import unlabeled_splits
+from cbml.data.table import find_metadata
 from cbml.errors import BadData
 from cbml.files import replaced_file
 
@@ -39,7 +40,7 @@ class Report:
         smallest: The classes with fewest images, and how many.
         image_sizes: Median width and height, and how many are landscape, portrait and square.
         bad: Path and reason of every image that cannot be read.
-        ignored: Files of a folder that are no images by their suffix, such as .xml.
+        ignored: Files of a folder that are not images by their suffix, such as .xml.
         duplicates: Groups of files with the same bytes.
         across: Those groups that are both in train and in test.
     """
@@ -192,7 +193,8 @@ def _ignored(splits: Splits, root: Path) -> list[str]:
     """Only of users' own folders: the lists of a benchmark are no images and not ignored."""
     if splits.record.get("dataset") != "folder":
         return []
-    return [_below(root, path) for path in ignored_files(root)]
+    read = set(find_metadata(root).values())
+    return [_below(root, path) for path in ignored_files(root) if path not in read]
 
 
 def _class_sizes(images: ImageDataset) -> dict[str, float]:

@@ -4,6 +4,7 @@ The benchmarks are split by their protocols and checked against the published co
 `table` take your own images.
 """
 
+import difflib
 import os
 from pathlib import Path
 
@@ -60,6 +61,9 @@ def recognize(source: Path | str) -> str:
     if _is_name(source):
         return str(source)
     path = Path(source)
+    near = difflib.get_close_matches(str(source).lower(), DATASETS, n=1)
+    if near and not os.path.lexists(path):
+        raise BadData(f"{source}: no such folder or archive; did you mean {near[0]!r}?")
     if path.suffix.lower() in TABLE_SUFFIXES:
         return "table"
     root = open_source(path)
@@ -149,7 +153,7 @@ def _hints(source: Path | str) -> list[str]:
         )
     return tables + [
         f"{count} of {DATASETS[name].num_classes:,} classes of {DATASETS[name].title} are here; "
-        f"--as {name} splits them by its protocol"
+        f"--as {name} --allow-partial splits them by its protocol"
         for name, count in _official_classes(open_source(source)).items()
         if count
     ]

@@ -303,7 +303,7 @@ class UnreadableImages:
         if len(self) > max(self.limit * len(self.paths), 1 if self.limit else 0):
             raise BadData(
                 f"{self.paths[index]}: {reason}; with it {len(self)} of {len(self.paths)} "
-                f"images cannot be read, more than the share {self.limit} allowed: mend or "
+                f"images cannot be read, more than the share {self.limit} allowed: repair or "
                 "remove them (cbml data check lists them), or raise the limit: --set bad_limit=0.5"
             )
 

@@ -43,12 +43,12 @@ def folder(
     that was. A folder with metadata.csv (.jsonl, .parquet) that holds labels is read by it.
 
     Args:
-        path: the folder, or an archive of it.
-        test: share of the classes to test on; 0 for none.
-        validation: share of the other classes to hold out; 0 for none.
-        seed: random seed of the choice of classes.
+        path: The folder, or an archive of it.
+        test: Share of the classes to test on; 0 for none.
+        validation: Share of the other classes to hold out; 0 for none.
+        seed: Random seed of the choice of classes.
         labels: "folders", or "names" for classes that are part of the file names.
-        label_from: pattern of the file names, such as "{label}_{n}"; "auto" recognizes it.
+        label_from: Pattern of the file names, such as "{label}_{n}"; "auto" recognizes it.
         split: "stated" takes the splits that are there; "classes" keeps the classes apart instead.
     """
     root = open_source(path)
@@ -260,15 +260,15 @@ def labels_from_names(paths: Sequence[Path], pattern: str) -> list[str]:
     """The label of each file by its name; raises BadData where a name does not follow the pattern.
 
     Args:
-        pattern: such as "{label}_{n}".
+        pattern: Such as "{label}_{n}".
     """
     compiled = _compiled(pattern)
     matches = [compiled.fullmatch(path.stem) for path in paths]
     others = [path for path, match in zip(paths, matches, strict=True) if match is None]
     if others:
         raise BadData(
-            f"{others[0].name}: does not follow the pattern {pattern}, as {len(others):,} of "
-            f"{len(paths):,} names do not; state another by --label-from, or move these files away"
+            f"{len(others):,} of {len(paths):,} file names do not follow the pattern {pattern}, "
+            f"such as {others[0].name}; give another with --label-from, or move these files away"
         )
     return [match["label"] for match in matches if match]
 
@@ -333,7 +333,7 @@ def find_masks(root: Path, folders: Mapping[Path, list[Path]]) -> dict[Path, str
     """Folders that seem to hold masks -> why; empty where nothing else would be left.
 
     Args:
-        folders: each folder below it that holds images, with the images.
+        folders: Each folder below it that holds images, with the images.
     """
     found: dict[Path, str] = {}
     for folder, paths in folders.items():

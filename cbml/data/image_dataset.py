@@ -117,7 +117,7 @@ class Splits:
 
     Args:
         train: The images to learn from.
-        validation: held-out training classes; empty when none were asked for.
+        validation: Held-out training classes; empty when none were asked for.
         test: The images to report on; None where query and gallery take its place, or where nothing
             is known to test against.
         query: The images that ask, where the protocol separates them; else None.

@@ -64,11 +64,11 @@ class DatasetSpec:
         """The splits of the protocol; raises BadData with all that is missing or extra.
 
         Args:
-            root: the dataset's folder, one above it, or an archive of it; when None it is looked
+            root: The dataset's folder, one above it, or an archive of it; when None it is looked
                 for where CBML_DATA says and where `cbml data get` puts it.
-            validation: share of the training classes to hold out; 0 for none.
-            seed: random seed of the choice of held-out classes.
-            allow_partial: accept a dataset that is not whole; recorded.
+            validation: Share of the training classes to hold out; 0 for none.
+            seed: Random seed of the choice of held-out classes.
+            allow_partial: Accept a dataset that is not whole; recorded.
         """
         found = self.find(self.locate() if root is None else root)
         problems = _problems(found, self.counts)

@@ -5,6 +5,7 @@ on classes it has not seen. Splits that a folder or table states are taken as th
 share classes, the record says so.
 """
 
+import shlex
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,17 +122,27 @@ def stated_splits(name: str, found: Found, *, validation: float, seed: int) -> S
     """The splits that a folder or table states; validation is held out where it states none."""
     stated = set(found.splits)
     if "train" not in stated:
-        raise BadData(f"{found.root}: states {sorted(stated)} but no train; add it")
+        named = ", ".join(sorted(stated))
+        raise BadData(
+            f"{found.root}: has splits ({named}) but no train; add it, or use --split classes"
+        )
     if len(stated & set(ROLES)) == 1:
         raise BadData(f"{found.root}: query and gallery need each other; only one is stated")
     train = found.images(("train",))
     test = found.images(("test",)) if "test" in stated else None
     query, gallery = pair_roles(found.images(ROLES)) if stated & set(ROLES) else (None, None)
-    searched = {name for images in (test, query) if images for name in images.class_names}
+    held = found.images(("validation",)) if "validation" in stated else None
+    # Without a test the scores are those of the held-out images.
+    scored = "test" if test or query else "validation"
+    searched = {
+        name
+        for images in ((test, query) if scored == "test" else (held,))
+        if images
+        for name in images.class_names
+    }
     shared = len(searched & set(train.class_names))
     record = _record(name, found.root, found.layout)
-    if "validation" in stated:
-        held = found.images(("validation",))
+    if held is not None:
         record["validation"] = "stated"
     else:
         choose = hold_out_images if 2 * shared > len(searched) else hold_out_classes
@@ -142,8 +153,8 @@ def stated_splits(name: str, found: Found, *, validation: float, seed: int) -> S
     if shared:
         record |= {"shared_classes": shared, "scores_for": "new images of known classes"}
         record["notes"].append(
-            f"{shared:,} of {len(searched):,} test classes are also in train: scores are for new "
-            "images of known classes; --split classes keeps the classes apart instead"
+            f"{shared:,} of {len(searched):,} {scored} classes are also in train: scores are for "
+            "new images of known classes; --split classes keeps the classes apart instead"
         )
     return _reported(splits)
 
@@ -177,8 +188,8 @@ def split_notes(splits: Splits, *, test: float, validation: float) -> list[str]:
     ):
         notes.append(
             f"{images:,} images of {whole} classes are few to learn from; a pretrained network may "
-            "search them as well without training:  cbml index efficientnet_lite0 IMAGES --out "
-            "gallery"
+            "search them just as well:  cbml index efficientnet_lite0 "
+            f"{shlex.quote(str(splits.record['root']))} --out gallery"
         )
     if test and splits.test is None:
         notes.append(f"{classes} classes are too few to keep some for the test (4 are needed)")
@@ -248,7 +259,7 @@ def _reported(splits: Splits) -> Splits:
     if across:
         warnings.warn(
             f"{splits.record['root']}: {len(across)} files are both in train and in test, such as "
-            f"{across[0][0]} and {across[0][-1]}; scores will flatter",
+            f"{across[0][0]} and {across[0][-1]}; test scores will be too good",
             stacklevel=4,
         )
     return splits

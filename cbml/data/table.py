@@ -59,14 +59,14 @@ def table(
 
     Args:
         path: a .csv (commas, semicolons or tabs, with a header), .jsonl or .parquet file.
-        root: what relative paths start from; the folder of the table when None.
-        test: share of the classes to test on where no split is stated; 0 for none.
-        validation: share of the training classes to hold out; 0 for none.
-        seed: random seed of the choice of classes.
-        allow_partial: leave out rows whose file is missing; recorded.
+        root: What relative paths start from; the folder of the table when None.
+        test: Share of the classes to test on where no split is stated; 0 for none.
+        validation: Share of the training classes to hold out; 0 for none.
+        seed: Random seed of the choice of classes.
+        allow_partial: Leave out rows whose file is missing; recorded.
         split: "stated" takes the splits that are there; "classes" keeps the classes apart instead.
-        path_column: name of the column of the files.
-        label_column: name of the column of the classes.
+        path_column: Name of the column of the files.
+        label_column: Name of the column of the classes.
     """
     source = Path(path).expanduser()
     columns = _known(source, _read(source), path_column, label_column)
@@ -77,7 +77,7 @@ def table(
         raise BadData(
             f"{source}: {len(missing):,} of {len(files):,} files are missing: "
             + ", ".join(f"row {row + 1} {_short(files[row])}" for row in sorted(missing)[:_LISTED])
-            + "; complete them, or leave them out with --allow-partial (allow_partial=True)"
+            + "; add them, or leave these rows out with --allow-partial (allow_partial=True)"
         )
     rows = [row for row in range(len(files)) if row not in missing]
     if "label" not in columns:

@@ -4,3 +4,4 @@ from .metrics import agreement as agreement
 from .scores import KMeansOptions as KMeansOptions
 from .scores import Scores as Scores
 from .scores import evaluate as evaluate
+from .scores import score_names as score_names

@@ -57,10 +57,10 @@ class PositiveRanges(NamedTuple):
     """Where the positives of each scored query stand in a gallery that is sorted by class.
 
     Args:
-        queries: indices of the queries that have a positive, ascending. (Q,)
-        begin: first gallery image of the query's class. (Q,)
-        end: one past the last. (Q,)
-        own: the query itself in the gallery, or -1. (Q,)
+        queries: Indices of the queries that have a positive, ascending. (Q,)
+        begin: First gallery image of the query's class. (Q,)
+        end: One past the last. (Q,)
+        own: The query itself in the gallery, or -1. (Q,)
     """
 
     queries: Tensor
@@ -73,7 +73,7 @@ class PositiveRanges(NamedTuple):
         """The ranges of queries and a gallery that are both sorted by class.
 
         Args:
-            query_gallery: sorted; refused where no query has a positive.
+            query_gallery: Sorted; refused where no query has a positive.
         """
         begin = np.searchsorted(query_gallery.searched_codes, query_gallery.codes, side="left")
         end = np.searchsorted(query_gallery.searched_codes, query_gallery.codes, side="right")
@@ -103,8 +103,8 @@ def rank_positives(
     All similarities of a query come from one product with the gallery, and only they are compared.
 
     Args:
-        computes: what to make of the ranks, by the metric's name.
-        nearest: whether it takes the ranks of all positives among the R nearest, or only the first.
+        computes: What to make of the ranks, by the metric's name.
+        nearest: Whether it takes the ranks of all positives among the R nearest, or only the first.
     """
     queries, gallery = (
         torch.from_numpy(query_gallery.embeddings),

@@ -16,6 +16,9 @@ from cbml.index import kmeans
 from cbml.outputs import Outputs, Reranker
 from cbml.query_gallery import Labels, Matrix, QueryGallery
 
+#: The K of Recall@K, those of the paper's tables.
+RECALL_AT = (1, 2, 4, 8, 10, 100, 1000)
+
 
 @dataclass(frozen=True, kw_only=True)
 class KMeansOptions:
@@ -94,13 +97,24 @@ class Scores:
         return {name: getattr(self, name) for name in names}
 
 
+def score_names(*, clustering: bool = True) -> list[str]:
+    """Names of the scores that `evaluate` gives by default.
+
+    Args:
+        clustering: Whether NMI and AMI are among them.
+    """
+    chosen = _chosen(None, clustering)
+    clustered = [name for name, metric in chosen.items() if metric.needs == "clusters"]
+    return [*_computes(chosen, list(RECALL_AT)), *clustered]
+
+
 def evaluate(
     embeddings: Matrix | Outputs | QueryGallery,
     labels: Labels | None = None,
     *,
     gallery_embeddings: Matrix | Outputs | None = None,
     gallery_labels: Labels | None = None,
-    recall_at: Iterable[int] = (1, 2, 4, 8, 10, 100, 1000),
+    recall_at: Iterable[int] = RECALL_AT,
     metrics: Collection[str] | None = None,
     reranker: Reranker | None = None,
     candidates: int = 100,

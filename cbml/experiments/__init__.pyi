@@ -14,8 +14,8 @@ from .plans import Plan as Plan
 from .plans import parse_sweeps as parse_sweeps
 from .plans import plan_jobs as plan_jobs
 from .plans import plan_trials as plan_trials
+from .plans import planned_jobs as planned_jobs
 from .plans import table_rows as table_rows
-from .plans import trial_tables as trial_tables
 from .rendering import as_markdown as as_markdown
 from .rendering import table_blocks as table_blocks
 from .running import JobCounts as JobCounts

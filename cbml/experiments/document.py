@@ -1,22 +1,24 @@
-"""The documents whose tables are rendered from records, between two marks."""
+"""The documents whose tables and figures are rendered from records, between two marks."""
 
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cbml.errors import BadData
-from cbml.experiments.figures import draw_leaderboard
+from cbml.experiments.figures import STYLE, open_pyplot, save_png
 from cbml.experiments.jobs import Record, read_records
 from cbml.experiments.leaderboard import (
-    board_picture,
-    board_title,
+    Line,
+    leaderboard_figure,
     leaderboard_lines,
     leaderboard_markdown,
+    leaderboard_title,
 )
 from cbml.experiments.rendering import as_markdown, table_blocks
 from cbml.experiments.tables import TABLES
 from cbml.files import replaced_file
 
+_OURS, _OTHERS = "#08519c", "#737373"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
@@ -45,8 +47,32 @@ def rendered(text: str, body: str) -> str:
     return f"{head}{begin}\n{body}{end}{tail}"
 
 
+def draw_leaderboard(lines: Sequence[Line], title: str, place: Path) -> None:
+    """Recall@1 of all entries with their intervals, the best on top, and their time beside it."""
+    pyplot = open_pyplot()
+    shown = [(line, line.recall) for line in reversed(lines) if line.recall]
+    places = range(len(shown))
+    with pyplot.rc_context(STYLE):
+        figure, (scores, times) = pyplot.subplots(
+            1, 2, figsize=(8, 1.4 + 0.2 * len(shown)), sharey=True, width_ratios=[3, 1]
+        )
+        for at, (line, recall) in zip(places, shown, strict=True):
+            color = _OURS if line.name == "cbml" else _OTHERS
+            width = recall.half_width or None
+            scores.errorbar(recall.mean, at, xerr=width, fmt="o", color=color, capsize=2)
+            if line.seconds:
+                times.plot([0, line.seconds], [at, at], color=color, linewidth=4)
+        scores.set_yticks(places, [line.name for line, _ in shown], fontsize=8)
+        scores.set_ylim(-0.7, len(shown) - 0.3)
+        scores.set_xlabel("Recall@1 on unseen classes, %")
+        times.set_xlim(left=0)
+        times.set_xlabel("seconds per step")
+        figure.suptitle(title, fontsize=11)
+        save_png(pyplot, figure, place)
+
+
 def render_documents(docs: Path, results: Path) -> None:
-    """Bring the tables and pictures of all documents up to date with the records of a folder."""
+    """Bring the tables and figures of all documents up to date with the records of a folder."""
     records = read_records(results)
     for name, render in DOCUMENTS.items():
         document = docs / name
@@ -54,8 +80,8 @@ def render_documents(docs: Path, results: Path) -> None:
         with replaced_file(document) as temporary:
             temporary.write_text(text, encoding="utf-8")
     for (data, labels), lines in leaderboard_lines(records).items():
-        place = docs / "images" / board_picture(data, labels)
-        draw_leaderboard(lines, board_title(data, labels), place)
+        place = docs / "images" / leaderboard_figure(data, labels)
+        draw_leaderboard(lines, leaderboard_title(data, labels), place)
 
 
 if __name__ == "__main__":

@@ -6,19 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cbml.bayes import SetAnalysis, analyze_set
+from cbml.data import ImageDataset, PackedDataset
 from cbml.errors import BadData, MissingExtra
 from cbml.experiments.jobs import Job, Record, read_records, records_file, run_name
-from cbml.experiments.leaderboard import Line
-from cbml.experiments.model_figures import draw_examples, draw_similarity
 from cbml.experiments.rendering import estimate
 from cbml.experiments.rows import Table
 from cbml.experiments.sources import Sources
 from cbml.experiments.studies import FIGURE_TABLES
 from cbml.files import replaced_file
+from cbml.models import Embedder
+from cbml.report import plot_ratio, plot_similarities, similarity_limits
+from cbml.runs import build_model, load_splits
+from cbml.training import embed_dataset
 
 _SEEN, _UNSEEN = "#9ecae1", "#08519c"
 _TERMS = (("positive", "L_P"), ("negative", "L_N"), ("variance", "L_2"), ("loss", "L"))
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -29,15 +36,23 @@ _STYLE: Any = {
 }
 
 
+_IMAGES = 3000
+_QUERIES, _FOUND = 6, 5
+_RELEVANT, _IRRELEVANT = "#1a9850", "#d73027"
+
+Vectors = NDArray[np.float32]
+Indices = NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class Figure:
     """A figure.
 
     Args:
-        table: the rows that must be run for it; its name is the figure's.
-        draw: makes a matplotlib figure of jobs, their records, the folder and the sources.
-        fewest: rows without which there is nothing to draw.
-        drawn_apart: what a sweep may vary, because each of its values has a curve of its own.
+        table: The rows that must be run for it; its name is the figure's.
+        draw: Makes a matplotlib figure of jobs, their records, the folder and the sources.
+        fewest: Rows without which there is nothing to draw.
+        drawn_apart: What a sweep may vary, because each of its values has a curve of its own.
     """
 
     table: Table
@@ -124,36 +139,153 @@ def draw_gamma(
     return figure
 
 
-def draw_leaderboard(lines: Sequence[Line], title: str, place: Path) -> None:
-    """Recall@1 of all entries with their intervals, the best on top, and their time beside it."""
-    pyplot = _pyplot()
-    shown = [(line, line.recall) for line in reversed(lines) if line.recall]
-    places = range(len(shown))
-    with pyplot.rc_context(_STYLE):
-        figure, (scores, times) = pyplot.subplots(
-            1, 2, figsize=(8, 1.4 + 0.2 * len(shown)), sharey=True, width_ratios=[3, 1]
-        )
-        for at, (line, recall) in zip(places, shown, strict=True):
-            color = _UNSEEN if line.name == "cbml" else "#737373"
-            width = recall.half_width or None
-            scores.errorbar(recall.mean, at, xerr=width, fmt="o", color=color, capsize=2)
-            if line.seconds:
-                times.plot([0, line.seconds], [at, at], color=color, linewidth=4)
-        scores.set_yticks(places, [line.name for line, _ in shown], fontsize=8)
-        scores.set_ylim(-0.7, len(shown) - 0.3)
-        scores.set_xlabel("Recall@1 on unseen classes, %")
-        times.set_xlim(left=0)
-        times.set_xlabel("seconds per step")
-        figure.suptitle(title, fontsize=11)
-        _save(pyplot, figure, place)
-
-
 def _recalls(records: Sequence[Record], row: str, split: str) -> list[float]:
     return [
         100 * record["scores"][split]["recall@1"]
         for record in records
         if record["row"] == row and split in record["scores"]
     ]
+
+
+def draw_similarity(
+    pyplot: Any, jobs: Sequence[Job], records: Sequence[Record], out: Path, sources: Sources
+) -> Any:
+    """A line of panels for each model, the one before training first.
+
+    Args:
+        jobs: The trained models; one seed of each is shown.
+    """
+    del records
+    first = {job.row: job for job in reversed(jobs)}
+    config = sources.local(jobs[0].config)
+    splits = load_splits(config)
+    test = splits.test if splits.test is not None else splits.query
+    assert test is not None
+    models: dict[str, Embedder] = {"before training": build_model(config).eval()}
+    for name in dict.fromkeys(job.row for job in jobs):
+        models[name] = Embedder.load(out / "runs" / run_name(first[name]) / "model").eval()
+    sets = {"training classes": _some(splits.train), "unseen classes": _some(test)}
+    grid = {
+        name: {which: _analysis(model, images) for which, images in sets.items()}
+        for name, model in models.items()
+    }
+    size = (12, 2.3 * len(models))
+    figure, panels = pyplot.subplots(len(models), 4, figsize=size, squeeze=False)
+    for line, (name, row) in zip(panels, grid.items(), strict=True):
+        for place, (which, one) in enumerate(row.items()):
+            plot_similarities(line[place], one, similarity_limits(grid))
+            plot_ratio(line[place + 2], one, similarity_limits(grid))
+            line[place].set_title(f"{name}: {which}", fontsize=9)
+            line[place + 2].set_title(f"log₁₀ Φ_N, {which}", fontsize=9)
+    for panel in panels[0][[0, 2]]:
+        panel.legend(loc="best", fontsize=7)
+    for panel in panels[-1]:
+        panel.set_xlabel("similarity")
+    return figure
+
+
+def _analysis(model: Embedder, images: ImageDataset) -> SetAnalysis:
+    dataset = PackedDataset.of(images, model.preprocessing.crop)
+    return analyze_set(embed_dataset(model, dataset), dataset.images.known_labels)
+
+
+def _some(images: ImageDataset) -> ImageDataset:
+    """The first classes, as many as fit: enough pairs for smooth curves."""
+    sizes = np.cumsum(images.class_sizes())
+    count = max(2, int((sizes <= _IMAGES).sum()))
+    return images.of_classes(np.arange(min(count, len(images.class_names))))
+
+
+def draw_examples(
+    pyplot: Any, jobs: Sequence[Job], records: Sequence[Record], out: Path, sources: Sources
+) -> Any:
+    """A line for each query: the query, what the first method finds, what the second finds.
+
+    Args:
+        jobs: Two rows; the first seed of each is shown.
+    """
+    del records
+    config = sources.local(jobs[0].config)
+    splits = load_splits(config)
+    test = splits.test if splits.test is not None else splits.gallery
+    assert test is not None
+    dataset = PackedDataset.of(test, config.model.crop)
+    names = list(dict.fromkeys(job.row for job in jobs))[:2]
+    found = []
+    for name in names:
+        job = next(job for job in jobs if job.row == name)
+        model = Embedder.load(out / "runs" / run_name(job) / "model").eval()
+        found.append(nearest(embed_dataset(model, dataset), _FOUND))
+    return _drawn(pyplot, dataset, names, found)
+
+
+def _drawn(
+    pyplot: Any, dataset: PackedDataset, names: Sequence[str], found: Sequence[Indices]
+) -> Any:
+    labels = dataset.images.known_labels
+    queries = choose_queries(found[0], found[1], labels, _QUERIES)
+    widths = [1.0, 0.25, *[1.0] * _FOUND, 0.25, *[1.0] * _FOUND]
+    figure, panels = pyplot.subplots(
+        len(queries),
+        len(widths),
+        figsize=(1.0 * (2 * _FOUND + 2), 1.12 * len(queries) + 0.6),
+        squeeze=False,
+        gridspec_kw={"width_ratios": widths},
+    )
+    for panel in panels.ravel():
+        panel.axis("off")
+    for line, query in zip(panels, queries, strict=True):
+        _show(line[0], dataset, query, None)
+        for start, indices in zip((2, 3 + _FOUND), found, strict=True):
+            for offset, index in enumerate(indices[query].tolist()):
+                relevant = bool(labels[index] == labels[query])
+                _show(line[start + offset], dataset, index, relevant)
+    panels[0][0].set_title("query", fontsize=9)
+    for start, name in zip((2, 3 + _FOUND), names, strict=True):
+        panels[0][start].set_title(name, fontsize=9, loc="left")
+    return figure
+
+
+def nearest(vectors: Vectors, count: int) -> Indices:
+    """The nearest other vectors of each vector, (N, count)."""
+    parts = []
+    for start in range(0, len(vectors), 1024):
+        similarity = vectors[start : start + 1024] @ vectors.T
+        here = np.arange(len(similarity))
+        similarity[here, start + here] = -np.inf
+        parts.append(np.argsort(-similarity, axis=1, kind="stable")[:, :count])
+    return np.concatenate(parts)
+
+
+def choose_queries(first: Indices, second: Indices, labels: Indices, count: int) -> list[int]:
+    """Queries of different classes on which two methods disagree, one way and the other in turn.
+
+    Args:
+        first: What the first method finds. (N, K)
+        second: What the second finds. (N, K)
+        labels: Labels of all images. (N,)
+    """
+    hits = [(labels[indices] == labels[:, None]).sum(axis=1) for indices in (first, second)]
+    lead = hits[1] - hits[0]
+    orders = [np.argsort(-lead, kind="stable"), np.argsort(lead, kind="stable")]
+    chosen: list[int] = []
+    for pair in np.stack(orders, axis=1).tolist():
+        for query in pair:
+            if len(chosen) < count and labels[query] not in labels[chosen]:
+                chosen.append(query)
+    return chosen
+
+
+def _show(panel: Any, dataset: PackedDataset, index: int, relevant: bool | None) -> None:
+    pixels = dataset.packed.sized(dataset.indices[index], dataset.packed.short_side)
+    panel.imshow(pixels.permute(1, 2, 0).numpy())
+    panel.axis("on")
+    panel.grid(visible=False)
+    panel.set_xticks([])
+    panel.set_yticks([])
+    color = "#888888" if relevant is None else _RELEVANT if relevant else _IRRELEVANT
+    for spine in panel.spines.values():
+        spine.set(visible=True, color=color, linewidth=1.0 if relevant is None else 3.0)
 
 
 FIGURES = {
@@ -213,19 +345,19 @@ def draw_figure(figure: Figure, jobs: Sequence[Job], out: Path, sources: Sources
     whole = {record["run"] for record in records}
     jobs = [job for name, job in named.items() if name in whole]
     check_figure(figure, jobs)
-    pyplot = _pyplot()
+    pyplot = open_pyplot()
     first = jobs[0]
     optimistic = any(job.optimistic for job in jobs)
     kind = f"{first.scale}-{first.config.data.source}{'-test' if optimistic else ''}"
     place = out / "figures" / f"{figure.table.name}-{kind}.png"
-    with pyplot.rc_context(_STYLE):
+    with pyplot.rc_context(STYLE):
         drawn = figure.draw(pyplot, jobs, records, out, sources)
         drawn.suptitle(f"{figure.table.title} ({_subtitle(jobs)})", fontsize=11)
-        _save(pyplot, drawn, place)
+        save_png(pyplot, drawn, place)
     return place
 
 
-def _pyplot() -> Any:
+def open_pyplot() -> Any:
     """Matplotlib without a screen."""
     import matplotlib
 
@@ -235,7 +367,8 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _save(pyplot: Any, figure: Any, place: Path) -> None:
+def save_png(pyplot: Any, figure: Any, place: Path) -> None:
+    """Write a figure, whole or not at all, and forget it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with replaced_file(place) as temporary:
         figure.savefig(temporary, format="png", dpi=120)

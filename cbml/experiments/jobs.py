@@ -198,6 +198,12 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
+def validation_score(record: Record) -> float:
+    """Recall@1 on validation classes; below zero where the run broke off or has none."""
+    found = record["scores"].get("validation") or {}
+    return -1.0 if record["failed"] else float(found.get("recall@1", -1.0))
+
+
 def _key(record: Record) -> tuple[str, ...]:
     parts = ("table", "scale", "data", "row", "overrides", "model_selection", "trial", "seed")
     kind = record["learning_rate_from"] if record["trial"] else ""  # of rates, or of a search

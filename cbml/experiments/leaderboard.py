@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from cbml.data import find_dataset
 from cbml.errors import BadData
-from cbml.experiments.jobs import Job, Record, read_records, records_file
+from cbml.experiments.jobs import Job, Record, read_records, records_file, validation_score
 from cbml.experiments.plans import best_learning_rate
 from cbml.experiments.rendering import Estimate, estimate
 from cbml.experiments.rows import DATA_NAMES
@@ -95,7 +95,8 @@ class Protocol:
         if entry.labels != "known":
             own = METHODS[entry.name].defaults
             config = config.replace(**{name: own[name] for name in _OWN_SECTIONS if name in own})
-            config = config.replace(data={"labels": entry.labels}, pseudo_labels={"study": True})
+            learning = {"study": True, "head_start": "whitened"}  # as `cbml train` starts it
+            config = config.replace(data={"labels": entry.labels}, pseudo_labels=learning)
         return config.replace(**changes)
 
 
@@ -187,8 +188,7 @@ def plan_final(
     for record in trials:
         settings = record["settings"]
         if record["row"] == entry.name and settings["steps"] == protocol.trial_steps:
-            score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
-            scores[settings["learning_rate"]] = -1.0 if record["failed"] else score
+            scores[settings["learning_rate"]] = validation_score(record)
     if not scores.keys() >= set(protocol.learning_rates):
         return None
     tried = {rate: scores[rate] for rate in protocol.learning_rates}
@@ -264,23 +264,18 @@ def leaderboard_markdown(records: Iterable[Record], protocol: Protocol | None = 
     """The tables of all datasets, the best Recall@1 first, and what is complete.
 
     Args:
-        records: Of any tables; those of other protocols are left out.
+        records: Records of any tables; those of other protocols are left out.
         protocol: Another protocol than the frozen one.
     """
-    boards = leaderboard_lines(records, protocol)
-    parts = [_section(data, labels, lines) for (data, labels), lines in boards.items()]
+    tables = leaderboard_lines(records, protocol)
+    parts = [_section(data, labels, lines) for (data, labels), lines in tables.items()]
     return "\n".join(parts) if parts else "No records yet.\n"
 
 
 def leaderboard_lines(
     records: Iterable[Record], protocol: Protocol | None = None
 ) -> "dict[tuple[str, str], list[Line]]":
-    """The lines of each dataset, with labels "known" and "none", the best Recall@1 first.
-
-    Args:
-        records: Of any tables; those of other protocols are left out.
-        protocol: Another protocol than the frozen one.
-    """
+    """The lines of each dataset, with labels "known" and "none", the best Recall@1 first."""
     protocol = protocol or read_protocol()
     found: dict[tuple[str, str], dict[str, dict[int, Record]]] = {}
     for record in records:
@@ -293,13 +288,13 @@ def leaderboard_lines(
             labels = "known" if entry.labels == "known" else "none"
             entries = found.setdefault((record["data"], labels), {})
             entries.setdefault(record["row"], {})[record["seed"]] = record
-    boards = {}
+    tables = {}
     for data, labels in sorted(found, key=lambda key: (key[0] != protocol.trial_data, key)):
         entries = found[data, labels]
         lines = [Line.of(name, list(seeds.values())) for name, seeds in entries.items()]
         lines.sort(key=lambda line: (-line.recall.mean if line.recall else 1.0, line.name))
-        boards[data, labels] = lines
-    return boards
+        tables[data, labels] = lines
+    return tables
 
 
 def _agrees(record: Record, entry: Entry, protocol: Protocol) -> bool:
@@ -322,18 +317,18 @@ def _section(data: str, labels: str, lines: "Sequence[Line]") -> str:
     heads = ["", "entry", "seeds", "learning rate", "Recall@1", "MAP@R", "seconds per step", "GB"]
     table = ["| " + " | ".join(heads) + " |", "|---:|---" + "|---:" * 6 + "|"]
     table += [f"| {place} | {line} |" for place, line in enumerate(lines, start=1)]
-    title = board_title(data, labels)
-    picture = f"![Recall@1 and seconds per step: {title}](images/{board_picture(data, labels)})"
-    return "\n".join([f"## {title}", "", f"{state}{todo}.", "", picture, "", *table]) + "\n"
+    title = leaderboard_title(data, labels)
+    figure = f"![Recall@1 and seconds per step: {title}](images/{leaderboard_figure(data, labels)})"
+    return "\n".join([f"## {title}", "", f"{state}{todo}.", "", figure, "", *table]) + "\n"
 
 
-def board_title(data: str, labels: str) -> str:
+def leaderboard_title(data: str, labels: str) -> str:
     """What a table is called."""
     return f"{DATA_NAMES.get(data, data)}{'' if labels == 'known' else ', without labels'}"
 
 
-def board_picture(data: str, labels: str) -> str:
-    """The file of a table's picture."""
+def leaderboard_figure(data: str, labels: str) -> str:
+    """The file of a table's figure."""
     return f"leaderboard-{data}{'' if labels == 'known' else '-without-labels'}.png"
 
 
@@ -358,12 +353,7 @@ class Line:
 
     @classmethod
     def of(cls, name: str, records: Sequence[Record]) -> "Line":
-        """The line of an entry.
-
-        Args:
-            name: Name of the entry.
-            records: One for each seed.
-        """
+        """The line of an entry."""
         scores = [one["scores"]["test"] for one in records if one["failed"] is None]
         seconds = [s for one in records if (s := one.get("seconds_per_step")) is not None]
         peaks = [p / 1e9 for one in records if (p := one.get("peak_bytes")) is not None]

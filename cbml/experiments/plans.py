@@ -6,10 +6,11 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from cbml.errors import BadData
-from cbml.experiments.jobs import Job, Record
+from cbml.experiments.jobs import Job, Record, read_records, validation_score
 from cbml.experiments.rows import Row, Scale, Table, row_config
 from cbml.experiments.tables import LOSS_ABLATION, find_table
 from cbml.runs import FLAT_KEYS, parse_overrides, plain_value
@@ -146,13 +147,23 @@ def plan_jobs(plan: Plan, seeds: Sequence[int], trials: Iterable[Record] = ()) -
     return jobs
 
 
-def trial_tables(plan: Plan) -> tuple[str, ...]:
-    """The tables whose trials decide the learning rates of a plan.
+def planned_jobs(plan: Plan, out: Path, *, seeds: Sequence[int], trials: bool) -> list[Job]:
+    """The trials of a plan, or its jobs at the learning rates that trials in a folder decided.
 
     Args:
-        plan: The plan whose rows are run.
+        plan: What is asked for.
+        out: Folder of runs and records.
+        seeds: Random seeds of the runs.
+        trials: Whether learning rates are to be tried.
     """
-    return tuple(dict.fromkeys((plan.table.name, LOSS_ABLATION.name)))
+    if trials:
+        return plan_trials(plan)
+    tried = [
+        out / f"{table}-{plan.scale}" / f"{data}-trials.jsonl"
+        for table in dict.fromkeys((plan.table.name, LOSS_ABLATION.name))
+        for data in dict.fromkeys(row.data for row in table_rows(plan))
+    ]
+    return plan_jobs(plan, seeds, [record for path in tried for record in read_records(path)])
 
 
 def plan_trials(plan: Plan) -> list[Job]:
@@ -207,8 +218,7 @@ class _Trials:
             table, row = record["table"], record["row"]
             others = dict(record["overrides"])
             rate = float(others.pop("learning_rate"))
-            score = (record["scores"].get("validation") or {}).get("recall@1", -1.0)
-            score = -1.0 if record["failed"] else score
+            score = validation_score(record)
             self.rows.setdefault((table, row, _text(others)), {})[rate] = score
             if table not in labels:
                 labels[table] = _family_labels(table, scale)

@@ -32,7 +32,7 @@ class Estimate:
     """A mean over seeds.
 
     Args:
-        half_width: of the 95 % interval around it; None for a single value.
+        half_width: Half width of the 95 % interval around it; None for a single value.
     """
 
     mean: float
@@ -65,9 +65,9 @@ class Line:
     """A row of ours, of the paper, or of both.
 
     Args:
-        label: of the row, with what was changed in it.
-        rate: learning rate, as text; empty where the seeds differ in it or nothing is ours.
-        ours: column -> mean over seeds, in percent.
+        label: Label of the row, with what was changed in it.
+        rate: Learning rate, as text; empty where the seeds differ in it or nothing is ours.
+        ours: Column -> mean over seeds, in percent.
     """
 
     label: str
@@ -83,8 +83,8 @@ class Block:
     network and length of training.
 
     Args:
-        same_images: whether published numbers are of the same images and network.
-        without: published methods that have no recipe of ours -> why.
+        same_images: Whether published numbers are of the same images and network.
+        without: Published methods that have no recipe of ours -> why.
     """
 
     title: str

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from cbml.data import DATASETS
 from cbml.errors import BadData
 from cbml.losses import LOSSES
 from cbml.runs import FLAT_KEYS, SECTIONS, RunConfig, build_run_loss
@@ -29,13 +30,8 @@ BACKBONE_NAMES = {
     "resnet18": "ResNet-18",
     "resnet50": "ResNet-50",
 }
-DATA_NAMES = {
-    "cub": "CUB",
-    "cars": "Cars",
-    "sop": "SOP",
-    "inshop": "In-Shop",
-    "imagenet": "ImageNet-zero-shot",
-}
+# Of the datasets that users bring; emoji come with pip.
+DATA_NAMES = {name: spec.printed_name for name, spec in DATASETS.items() if spec.installed is None}
 
 # Why the rows of a published method are not run.
 PUBLISHED_ONLY = {

@@ -19,17 +19,15 @@ from cbml.experiments.jobs import (
 )
 from cbml.experiments.sources import Sources
 from cbml.files import locked, write_json
-from cbml.models import Embedder
 from cbml.runs import (
-    RunConfig,
     load_refinement,
     load_splits,
     note_test_evaluation,
     score_split,
+    trained_model,
     use_backbone,
 )
-from cbml.runs import run as train
-from cbml.training import Callback, NonFiniteError, read_metrics, read_record
+from cbml.training import Callback, NonFiniteError, read_metrics
 
 # Every K of the paper's tables.
 _RECALL_AT = (1, 2, 4, 8, 10, 20, 30, 100, 1000)
@@ -155,7 +153,7 @@ def _run(job: Job, folder: Path, sources: Sources, callback: Callback) -> Outcom
     config = sources.local(job.config)
     use_backbone(config.model.backbone)  # jobs are planned from the command line
     try:
-        model = _trained(config, folder, callback)
+        model = trained_model(config, folder, callback)
     except NonFiniteError as error:  # a learning rate too high is a result as well
         callback.end()
         broken = {"failed": str(error), "packages": package_versions()}
@@ -175,13 +173,6 @@ def _run(job: Job, folder: Path, sources: Sources, callback: Callback) -> Outcom
     write_json(folder / "scores.json", scores)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # only the model is still needed
     return "done"
-
-
-def _trained(config: RunConfig, folder: Path, callback: Callback) -> Embedder:
-    started = (folder / "run.json").exists()
-    if started and read_record(folder).get("finished"):
-        return Embedder.load(folder / "model").eval()
-    return train(config, folder, resume=started, callback=callback).model
 
 
 def _known_scores(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cbml.errors import BadData, MissingExtra
-from cbml.experiments.jobs import Job, Record, read_records, records_file
+from cbml.experiments.jobs import Job, Record, read_records, records_file, validation_score
 from cbml.experiments.plans import Plan, check_setting, table_rows, trial_job
 from cbml.experiments.rows import Row
 from cbml.experiments.running import run_jobs
@@ -59,12 +59,12 @@ def search_row(
             raise BadData("; ".join(progress.refused))
         if progress.elsewhere:
             raise BadData(f"{job.name}: another process searches here; let it finish")
-        study.tell(trial.number, _score(_record(file, job)))
+        study.tell(trial.number, max(0.0, validation_score(_record(file, job))))
         tried[_text(trial.params)], repeats = trial.params, 0
     found = [
         _record(file, trial_job(row, plan, {**fixed, **params}, _KIND)) for params in tried.values()
     ]
-    return sorted(found, key=_score, reverse=True)
+    return sorted(found, key=validation_score, reverse=True)
 
 
 def _only_row(plan: Plan) -> tuple[Row, dict[str, Any]]:
@@ -160,9 +160,3 @@ def _record(file: Path, job: Job) -> Record:
 
 def _text(value: Mapping[str, Any]) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _score(record: Record) -> float:
-    if record["failed"] is not None:
-        return 0.0
-    return float(record["scores"]["validation"]["recall@1"])

@@ -19,7 +19,7 @@ WHOLE = "CBML +MVC +mining"
 # Rows of the loss ablation by the method's printed name: their trials serve other tables too.
 _TUNED_AS = {"MS": "MS", "ProxyNCA": "ProxyNCA", "Proxy-Anchor": "Proxy-Anchor", "CBML": WHOLE}
 _BACKBONES = {printed: name for name, printed in BACKBONE_NAMES.items()}
-_DATA = {printed: name for name, printed in DATA_NAMES.items()}
+DATA_OF = {printed: name for name, printed in DATA_NAMES.items()}
 
 _AVERAGING = {"CBML-const": "const", "CBML-sqrt": "sqrt", "CBML(log)": "log"}
 _LAMBDAS = (0.0, 0.1, 1.0, 2.0)
@@ -35,7 +35,7 @@ def published_row(key: Key, changes: Changes, *, pretrained: bool = True, **fiel
     return Row(
         method=method,
         changes=changes,
-        data=_DATA[data],
+        data=DATA_OF[data],
         backbone=_BACKBONES[backbone],
         dim=int(dim or 512),
         published=key,
@@ -46,14 +46,14 @@ def published_row(key: Key, changes: Changes, *, pretrained: bool = True, **fiel
 
 def _averaging() -> tuple[Row, ...]:
     return tuple(
-        published_row(key, cbml_changes(_DATA[key[3]], averaging=_AVERAGING[key[1]]))
+        published_row(key, cbml_changes(DATA_OF[key[3]], averaging=_AVERAGING[key[1]]))
         for key in published_keys("averaging_ops")
     )
 
 
 def _embedding_sizes() -> tuple[Row, ...]:
     keys = published_keys("embedding_dim")
-    return tuple(published_row(key, cbml_changes(_DATA[key[3]])) for key in keys)
+    return tuple(published_row(key, cbml_changes(DATA_OF[key[3]])) for key in keys)
 
 
 def _with_loss(**options: Any) -> dict[str, dict[str, Any]]:

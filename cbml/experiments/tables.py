@@ -6,7 +6,6 @@ from typing import Any
 
 from cbml.errors import BadData, nearest
 from cbml.experiments.rows import (
-    DATA_NAMES,
     RANDOM_START,
     Changes,
     Key,
@@ -16,7 +15,7 @@ from cbml.experiments.rows import (
     merged,
     published_keys,
 )
-from cbml.experiments.studies import FIGURE_TABLES, STUDIES, WHOLE, published_row
+from cbml.experiments.studies import DATA_OF, FIGURE_TABLES, STUDIES, WHOLE, published_row
 from cbml.methods import METHODS
 
 # Methods of the paper's tables -> our loss.
@@ -57,7 +56,6 @@ _METHOD_OF = {
     if entry.labels == "known"
     for printed in entry.printed
 }
-_DATA = {printed: name for name, printed in DATA_NAMES.items()}
 
 
 def _loss(name: str, **options: float) -> Changes:
@@ -138,11 +136,14 @@ def _comparison(table: str, *, pretrained: bool = True) -> tuple[Row, ...]:
     start = {} if pretrained else RANDOM_START
     for key in published_keys(table):
         if key[1] == "CBML":
-            changes: Changes = cbml_changes(_DATA[key[3]])
+            changes: Changes = cbml_changes(DATA_OF[key[3]])
         elif key[1] in _LOSS_OF:
             changes = _loss(_LOSS_OF[key[1]])
         elif key[1] in _METHOD_OF:
-            changes = {"method": {"name": _METHOD_OF[key[1]]}}
+            name = _METHOD_OF[key[1]]
+            changes = {
+                "method": {"name": name, **METHODS[name].by_dataset.get(DATA_OF[key[3]], {})}
+            }
         else:
             continue
         row = published_row(key, merged(changes, start), pretrained=pretrained)
@@ -204,7 +205,7 @@ def _unlabeled(table: str, *, pretrained: bool = True) -> tuple[Row, ...]:
     }
     for key in published_keys(table):
         if key[1] == "CBML":
-            changes = merged(cbml_changes(_DATA[key[3]], mining=False), start)
+            changes = merged(cbml_changes(DATA_OF[key[3]], mining=False), start)
             rows.append(published_row(key, changes, pretrained=pretrained, labels="none"))
         elif key[1] in methods:
             rows.append(_unlabeled_method(key, methods[key[1]], pretrained=pretrained))

@@ -347,7 +347,7 @@ class GalleryBuilder:
         self.state = dataclasses.replace(
             state,
             next_id=self.next_id,
-            images=state.images + tuple(map(_image, ids, good)),
+            images=state.images + tuple(map(LoadedImage.as_listed, good, ids)),
             signatures=np.concatenate([state.signatures, *(one.signature[None] for one in good)]),
             parts=state.parts
             | {
@@ -388,12 +388,6 @@ def _empty(settings: BuildSettings) -> State:
         fingerprint="",
         model={},
     )
-
-
-def _image(image_id: int, loaded: LoadedImage) -> GalleryImage:
-    ref = loaded.ref
-    metadata = (loaded.bytes, loaded.modified, loaded.sha256, loaded.width, loaded.height)
-    return GalleryImage(image_id, ref.path, ref.name, ref.label, *metadata)
 
 
 def _ids(images: Sequence[GalleryImage]) -> NDArray[np.int64]:

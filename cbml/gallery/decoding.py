@@ -38,11 +38,11 @@ _MESSAGE_LIMIT = 1 << 20
 
 
 class DecodingFailed(Exception):
-    """An image that cannot be used; `too_slow` tells an unreadable one from one that took long."""
+    """Why an image was not decoded, and the status of the answer: 422 unless it says another."""
 
-    def __init__(self, reason: str, *, too_slow: bool = False) -> None:
+    def __init__(self, reason: str, *, status: int = 422) -> None:
         super().__init__(reason)
-        self.reason, self.too_slow = reason, too_slow
+        self.reason, self.status = reason, status
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ def _within(process: subprocess.Popen[bytes], seconds: float, what: str) -> Iter
         _end(process)
         if overdue.is_set():
             reason = f"{what} took longer than {seconds:g} s"
-            raise DecodingFailed(reason, too_slow=True) from None
+            raise DecodingFailed(reason, status=408) from None
         raise DecodingFailed("not an image that can be decoded") from error
     finally:
         timer.cancel()
@@ -132,8 +132,12 @@ def _within(process: subprocess.Popen[bytes], seconds: float, what: str) -> Iter
 
 def _wait_until_ready(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
-    with _within(process, START_SECONDS, "starting to decode"):
-        _receive(process.stdout)
+    try:
+        with _within(process, START_SECONDS, "starting to decode"):
+            _receive(process.stdout)
+    except DecodingFailed as failure:
+        # Killed, or no memory for it: the image is not to blame.
+        raise DecodingFailed("nothing to decode it with; try again", status=503) from failure
 
 
 def _start() -> subprocess.Popen[bytes]:

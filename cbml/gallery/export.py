@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,10 +168,11 @@ def write_near_duplicates(path: Path, folder: Path | str) -> int:
     groups = near_duplicate_groups(state.signatures)
     rows: list[list[object]] = []
     for number, members in enumerate(groups, start=1):
-        first = state.images[members[0]]
-        for image in (state.images[index] for index in members):
-            same, label = image.sha256 == first.sha256, image.label or ""
-            rows.append([number, image.id, image.name, label, image.path, int(same)])
+        images = [state.images[index] for index in members]
+        contents = Counter(image.sha256 for image in images)
+        for image in images:
+            copied = int(contents[image.sha256] > 1)  # another of the group has the same bytes
+            rows.append([number, image.id, image.name, image.label or "", image.path, copied])
     write_csv(path, ["group", "id", "name", "label", "path", "same_content"], rows)
     return len(groups)
 

@@ -29,7 +29,7 @@ from cbml.gallery.results import (
 from cbml.gallery.storage import State, is_saved, open_vectors, read_state
 from cbml.gallery.thumbnails import Signature, mark_near_duplicates, signature_of
 from cbml.index import Store
-from cbml.models import Embedder, embed, embed_outputs
+from cbml.models import Embedder, embed_outputs
 from cbml.outputs import Reranker
 
 # As deep as the stores can look; ranks below it are unknown.
@@ -166,11 +166,8 @@ class Gallery:
             framed: uint8 pixels as the model's preprocessing frames them. (3, crop, crop)
             signatures: As `thumbnails.signature_of` gives them.
         """
-        model, names = FramedModel(self.model()), self.state.part_names
-        if not names:
-            vectors = embed(model, list(framed), progress=False)
-            return [Query(*pair) for pair in zip(vectors, signatures, strict=True)]
-        outputs = embed_outputs(model, list(framed), names)
+        model = FramedModel(self.model())
+        outputs = embed_outputs(model, list(framed), self.state.part_names)
         return [
             Query(
                 outputs.embeddings[row].numpy(),

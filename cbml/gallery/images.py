@@ -1,6 +1,7 @@
 """What a gallery knows of each image, which images a source holds, and what changed since."""
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -71,6 +72,8 @@ def list_images(
     source: Path | str,
     *,
     split: Split = "all",
+    seed: int = 0,
+    split_by: Literal["stated", "classes"] = "stated",
     allow_partial: bool = False,
     label_from: str | None = None,
     path_column: str | None = None,
@@ -84,6 +87,8 @@ def list_images(
     Args:
         source: Anything that `cbml data check` takes.
         split: "train" and "test" are the halves that `cbml train` makes of it.
+        seed: Random seed of that run.
+        split_by: "stated" takes the splits of a folder or table; "classes" keeps classes apart.
         allow_partial: Accept a dataset that is not complete.
         label_from: Pattern of the file names, such as "{label}_{n}", where they hold the labels;
             "auto" recognizes it.
@@ -108,6 +113,8 @@ def list_images(
         splits = load(
             source,
             kind,
+            seed=seed,
+            split=split_by if kind in {"folder", "table"} else "stated",
             allow_partial=allow_partial,
             label_from=label_from,
             path_column=path_column,
@@ -142,10 +149,7 @@ def _of_split(splits: Splits, split: Split, source: str) -> ImageDataset:
     chosen = [images for name, images in parts.items() if name in names and len(images)]
     if not chosen:
         raise BadData(f"{source}: has no images of the split {split!r}; use --split all")
-    joined = chosen[0]
-    for images in chosen[1:]:
-        joined = joined.joined(images)
-    return joined
+    return functools.reduce(ImageDataset.joined, chosen)
 
 
 def _named(images: ImageDataset) -> list[ImageRef]:

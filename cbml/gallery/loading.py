@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cbml.data import BYTE_LIMIT, UnreadableImage, prefetch, read_image
-from cbml.gallery.images import ImageRef
+from cbml.gallery.images import GalleryImage, ImageRef
 from cbml.gallery.thumbnails import Signature, signature_of
-from cbml.models import Embedder, embed, embed_outputs
+from cbml.models import Embedder, embed_outputs
 from cbml.outputs import Outputs, Reranker
 
 CHUNK = 256  # images
@@ -47,6 +47,11 @@ class LoadedImage:
     bytes: int = 0
     modified: int = 0
     sha256: str = ""
+
+    def as_listed(self, image_id: int) -> GalleryImage:
+        """What a gallery keeps of it."""
+        metadata = (self.bytes, self.modified, self.sha256, self.width, self.height)
+        return GalleryImage(image_id, self.ref.path, self.ref.name, self.ref.label, *metadata)
 
 
 # The files of a chunk, and the embeddings, (M, D), and parts of those that can be read.
@@ -121,12 +126,9 @@ def _chunks(
         images = [one.framed for one in chunk if not one.reason]
         # Their pixels will have done their work; what is left is small.
         chunk = [dataclasses.replace(one, framed=_NO_PIXELS) for one in chunk]
-        if parts:
-            outputs = embed_outputs(framed, images, parts)
-            found = {name: outputs.parts[name].numpy() for name in parts}
-            yield chunk, outputs.embeddings.numpy(), found
-        else:
-            yield chunk, embed(framed, images, progress=False), {}
+        outputs = embed_outputs(framed, images, parts)
+        found = {name: part.numpy() for name, part in outputs.parts.items()}
+        yield chunk, outputs.embeddings.numpy(), found
 
 
 def fingerprint(model: Embedder) -> str:

@@ -217,6 +217,7 @@ class Info:
 
     name: str
     folder: str
+    program: str
     source: str
     version: str
     images: int

@@ -62,6 +62,7 @@ def make_service(
     compare: Gallery | None = None,
     uploads: Uploads | None = None,
     token: str | None = None,
+    program: str = "cbml",
 ) -> tuple["Service", ASGIApp]:
     """The service and its application.
 
@@ -71,8 +72,10 @@ def make_service(
         compare: A second gallery of the same images, by another model.
         uploads: Limits of what is sent.
         token: Every request for data has to carry it; None asks for none.
+        program: How to call `cbml` in a terminal, for the commands that the page shows.
     """
     service = Service(gallery, compare, uploads or Uploads(), is_open=token is None)
+    service.program = program
     app = FastAPI(
         title="cbml serve",
         version=__version__,
@@ -105,6 +108,7 @@ class Service:
     ) -> None:
         self.main, self.second = gallery, compare
         self.uploads, self.metrics, self.is_open = uploads, Metrics(), is_open
+        self.program = "cbml"
         self.cache, self.decoder = ByteCache(CACHE_BYTES), ImageDecoder()
         # Images that were decoded and not embedded yet.
         self._waiting: WeakKeyDictionary[Gallery, deque[tuple[Tensor, Signature, Future[Query]]]]
@@ -141,8 +145,7 @@ class Service:
             try:
                 image = await self.run("decode", lambda: self.decoder.decode(body, wanted))
             except DecodingFailed as failure:
-                status = 408 if failure.too_slow else 422
-                raise Refusal(status, f"the image: {failure.reason}") from None
+                raise Refusal(failure.status, f"the image: {failure.reason}") from None
 
         pairs = zip(galleries, image.framed, strict=True)
         embedded = [self._embedded(each, framed, image.signature) for each, framed in pairs]
@@ -189,6 +192,7 @@ class Service:
         return {
             "name": gallery.name,
             "folder": str(gallery.folder),
+            "program": self.program,
             "source": state.source,
             "version": __version__,
             "images": len(gallery),

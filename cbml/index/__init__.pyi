@@ -1,10 +1,10 @@
 from .clustering import Clusters as Clusters
 from .clustering import kmeans as kmeans
-from .diml import DIML as DIML
 from .index import KINDS as KINDS
 from .index import Index as Index
 from .index import Kind as Kind
 from .index import Matches as Matches
+from .rerankers import DIML as DIML
 from .rerankers import RERANKERS as RERANKERS
 from .rerankers import RerankerEntry as RerankerEntry
 from .rerankers import find_reranker as find_reranker

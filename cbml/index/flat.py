@@ -44,7 +44,7 @@ class Flat:
         """Append rows.
 
         Args:
-            vectors: checked rows. (N, D)
+            vectors: Checked rows. (N, D)
         """
         self.faiss.add(vectors)
 
@@ -53,20 +53,16 @@ class Flat:
         self.faiss.remove_ids(faiss.IDSelectorBatch(indices))
 
     def vectors(self, indices: Ids) -> Vectors:
-        """Copies of rows, (M, D).
-
-        Args:
-            indices: which rows. (M,)
-        """
+        """Copies of rows, (M, D)."""
         return np.asarray(self.faiss.reconstruct_batch(indices), dtype=np.float32)
 
     def nearest(self, queries: Vectors, k: int, ids: Ids) -> tuple[Vectors, Ids]:
         """Similarities and ids of the k nearest rows, (Q, k) each, in order.
 
         Args:
-            queries: checked rows. (Q, D)
-            k: at most the number of rows.
-            ids: of all rows; of equally similar rows the one with the smaller id comes first.
+            queries: Checked rows. (Q, D)
+            k: At most the number of rows.
+            ids: Ids of all rows; of equally similar rows the one with the smaller id comes first.
         """
         width = min(k + max(8, k // 32), len(self))
         with one_thread_if(len(queries) == 1):
@@ -82,8 +78,8 @@ class Flat:
         """The similarity of each query with each of its candidates, pair by pair, (Q, W).
 
         Args:
-            queries: contiguous rows. (Q, D)
-            indices: candidates of each query. (Q, W)
+            queries: Contiguous rows. (Q, D)
+            indices: Candidates of each query. (Q, W)
         """
         similarities = np.empty(indices.shape, dtype=np.float32)
         with one_thread_if(indices.size < FEW_PAIRS):
@@ -107,7 +103,7 @@ class Flat:
 
         Args:
             dim: D.
-            arrays: as `arrays` gave them, not yet checked.
+            arrays: As `arrays` gave them, not yet checked.
         """
         if set(arrays) != {"vectors"}:
             raise DamagedFile(f"expected only vectors, found {sorted(arrays)}")
@@ -151,8 +147,8 @@ def in_order(similarities: Vectors, ids: Ids) -> tuple[Vectors, Ids]:
     """Both sorted along their rows: larger similarity first, then smaller id.
 
     Args:
-        similarities: in any order. (Q, W)
-        ids: beside them. (Q, W)
+        similarities: In any order. (Q, W)
+        ids: Beside them. (Q, W)
     """
     order = np.lexsort((ids, -similarities), axis=-1)
     return np.take_along_axis(similarities, order, 1), np.take_along_axis(ids, order, 1)
@@ -196,11 +192,7 @@ class Sq8(Flat):
         self.faiss = self._with_reach(self._reach)
 
     def add(self, vectors: Vectors) -> None:
-        """Append rows, rounded.
-
-        Args:
-            vectors: checked rows. (N, D)
-        """
+        """Append rows, rounded."""
         needed = np.abs(vectors).max(axis=0)
         beyond = needed > self._reach
         if beyond.any():
@@ -214,12 +206,7 @@ class Sq8(Flat):
         self.faiss.add(vectors)
 
     def compare(self, queries: Vectors, indices: Ids) -> Vectors:
-        """The similarity of each query with each of its candidates as rounded, (Q, W).
-
-        Args:
-            queries: contiguous rows. (Q, D)
-            indices: candidates of each query. (Q, W)
-        """
+        """The similarity of each query with each of its candidates as rounded, (Q, W)."""
         similarities = np.empty(indices.shape, dtype=np.float32)
         own_places = np.arange(indices.shape[1], dtype=np.int64)[None]
         for query, candidates in enumerate(indices):
@@ -236,12 +223,7 @@ class Sq8(Flat):
 
     @classmethod
     def restore(cls, dim: int, arrays: Mapping[str, NDArray[Any]]) -> "Sq8":
-        """From what was saved.
-
-        Args:
-            dim: D.
-            arrays: as `arrays` gave them, not yet checked.
-        """
+        """From what was saved."""
         if set(arrays) != {"codes", "reach"}:
             raise DamagedFile(f"expected codes and reach, found {sorted(arrays)}")
         codes, reach = arrays["codes"], arrays["reach"]

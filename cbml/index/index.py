@@ -9,7 +9,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from cbml.errors import DamagedFile, check_choice
-from cbml.files import load_folder, save_folder
+from cbml.files import consistent, load_folder, save_folder
 from cbml.index.flat import Flat, Sq8
 from cbml.index.pq4 import Pq4, checked_recall
 from cbml.index.vectors import Ids, Vectors, as_count, as_new_ids, as_unit_vectors, indices_of
@@ -178,7 +178,11 @@ class Index:
         Args:
             folder: Folder written by `save`.
         """
-        parts, about = load_folder(Path(folder), SAVED)
+        return consistent(Path(folder), lambda: cls._load(Path(folder)))
+
+    @classmethod
+    def _load(cls, folder: Path) -> "Index":
+        parts, about = load_folder(folder, SAVED)
         if set(parts) != {PART}:
             raise DamagedFile(f"{folder}: a saved index has one part, {PART}")
         try:
@@ -186,7 +190,7 @@ class Index:
         except Exception as error:
             # The hash is right, so somebody meant it: still no traceback, and no faiss.
             raise DamagedFile(f"{parts[PART]}: not a saved index ({error})") from None
-        index.folder = Path(folder)
+        index.folder = folder
         return index
 
     @classmethod

@@ -51,10 +51,10 @@ class MilvusStore:
 
     Args:
         address: "http://host:19530", or the path of a milvus-lite file.
-        dim: numbers in a row; a collection with another width is refused.
-        name: of the collection; made if missing.
+        dim: Numbers in a row; a collection with another width is refused.
+        name: Name of the collection; made if missing.
         token: "user:password" or a key, for servers that ask for one.
-        timeout: seconds to wait for an answer.
+        timeout: Seconds to wait for an answer.
     """
 
     immediate = True
@@ -156,9 +156,9 @@ class Collection:
 
     Args:
         address: "http://host:19530", or the path of a milvus-lite file.
-        dim: numbers in a vector; a collection with another width is refused.
+        dim: Numbers in a vector; a collection with another width is refused.
         token: "user:password" or a key, for servers that ask for one.
-        timeout: seconds to wait for an answer.
+        timeout: Seconds to wait for an answer.
     """
 
     def __init__(
@@ -183,8 +183,8 @@ class Collection:
         """These fields of the rows that meet a condition; with a limit, those of the smallest ids.
 
         Args:
-            limit: how many rows at most, up to LARGEST_PAGE.
-            strict: see what all programs have written up to now, for which the server waits a
+            limit: How many rows at most, up to LARGEST_PAGE.
+            strict: See what all programs have written up to now, for which the server waits a
                 fifth of a second; else what this one has.
         """
         options = {} if limit is None else {"limit": limit}
@@ -204,8 +204,8 @@ class Collection:
 
         Args:
             queries: rows. (Q, D)
-            where: the condition that a row must meet.
-            limit: how many rows at most, up to LARGEST_PAGE.
+            where: The condition that a row must meet.
+            limit: How many rows at most, up to LARGEST_PAGE.
         """
         found: list[list[tuple[float, int]]] = []
         step = max(1, MESSAGE_BYTES // max(4 * self.dim, 64 * limit))

@@ -23,7 +23,7 @@ LEAST_ROWS = 1000
 SAMPLE = 200
 DEPTHS = (10, 100)
 MOST_CANDIDATES = 2048
-# Codes are made anew when the rows have grown by this factor, and recall is measured again when so
+# Codes are made again when the rows have grown by this factor, and recall is measured again when so
 # large a share of the rows came or went.
 GROWTH = 1.25
 CHANGE = 0.05
@@ -62,7 +62,7 @@ class Pq4:
 
     Args:
         dim: D.
-        recall: share of the true nearest neighbors that searches find on average.
+        recall: Share of the true nearest neighbors that searches find on average.
     """
 
     def __init__(self, dim: int, recall: float) -> None:
@@ -78,11 +78,7 @@ class Pq4:
         return len(self.rows)
 
     def add(self, vectors: Vectors) -> None:
-        """Append rows.
-
-        Args:
-            vectors: checked rows. (N, D)
-        """
+        """Append rows."""
         self.rows.add(vectors)
         self._scan = None
 
@@ -94,21 +90,11 @@ class Pq4:
         self._scan = None
 
     def vectors(self, indices: Ids) -> Vectors:
-        """Copies of rows, (M, D).
-
-        Args:
-            indices: which rows. (M,)
-        """
+        """Copies of rows, (M, D)."""
         return self.rows.vectors(indices)
 
     def nearest(self, queries: Vectors, k: int, ids: Ids) -> tuple[Vectors, Ids]:
-        """Similarities and ids of the k nearest rows that were found, (Q, k) each, in order.
-
-        Args:
-            queries: checked rows. (Q, D)
-            k: at most the number of rows.
-            ids: of all rows; of equally similar rows the one with the smaller id comes first.
-        """
+        """Similarities and ids of the k nearest rows that were found, (Q, k) each, in order."""
         self.prepare()
         width = self.candidates(k, len(queries))
         if width is None:
@@ -121,8 +107,8 @@ class Pq4:
         """How many rows a search looks at closely; None for an exact search.
 
         Args:
-            k: neighbors asked for.
-            queries: of one search.
+            k: Neighbors asked for.
+            queries: Queries of one search.
         """
         if self.measured is None or k > DEPTHS[-1]:
             return None
@@ -184,8 +170,8 @@ class Pq4:
 
         Args:
             dim: D.
-            arrays: as `arrays` gave them, not yet checked.
-            about: as `metadata` gave it, not yet checked.
+            arrays: As `arrays` gave them, not yet checked.
+            about: As `metadata` gave it, not yet checked.
         """
         engine = cls(dim, checked_recall(about["recall"]))
         engine.rows = Flat.restore(dim, {"vectors": arrays["vectors"]})
@@ -266,10 +252,10 @@ def fewest(
     """The smallest number of candidates with a recall of k neighbors, and that recall.
 
     Args:
-        similarities: of each query with its candidates, the row itself among them. (Q, W)
-        least: similarity of each query with its k-th neighbor. (Q,)
+        similarities: Of each query with its candidates, the row itself among them. (Q, W)
+        least: Similarity of each query with its k-th neighbor. (Q,)
         k: neighbors.
-        recall: that the mean over the queries must have, less twice its standard error.
+        recall: That the mean over the queries must have, less twice its standard error.
     """
     right = np.cumsum(similarities >= least[:, None], axis=1) - 1  # without the row itself
     shares = np.clip(right, 0, k) / k  # (Q, W)
@@ -283,11 +269,7 @@ def fewest(
 
 
 def checked_recall(recall: object) -> float:
-    """A share between 0 and 1, both excluded.
-
-    Args:
-        recall: as given or as read.
-    """
+    """A share between 0 and 1, both excluded."""
     if not isinstance(recall, float) or not 0.0 < recall < 1.0:
         raise ValueError(f"recall must be a number between 0 and 1, got {recall!r}; flat has 1")
     return recall

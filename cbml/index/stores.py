@@ -64,7 +64,7 @@ class Store(Protocol):
         """Make what was added and removed last; a server has kept it already.
 
         Args:
-            folder: where to, for a store in a folder; by default where it was before.
+            folder: Where to, for a store in a folder; by default where it was before.
         """
         ...
 
@@ -93,7 +93,7 @@ def open_store(
         name: Name of the collection on a server: letters, digits and underscores. Each gallery
             needs its own.
         kind: Kind of a new "faiss" index.
-        recall: Of a new "faiss" index of kind "pq4".
+        recall: Recall of a new "faiss" index of kind "pq4".
         token: "user:password" or a key, for servers that ask for one.
     """
     if address == "faiss":

@@ -19,9 +19,9 @@ def as_unit_vectors(vectors: Vectors, dim: int, name: str) -> Vectors:
     """The vectors as contiguous rows; what is not float32, finite and of unit length is refused.
 
     Args:
-        vectors: one row each. (N, D)
+        vectors: One row each. (N, D)
         dim: D.
-        name: the argument's name, for the error.
+        name: The argument's name, for the error.
     """
     if not isinstance(vectors, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(vectors).__name__}")
@@ -43,8 +43,8 @@ def as_ids(ids: Ids, name: str = "ids") -> Ids:
     """The ids as an int64 array; negative ones are refused.
 
     Args:
-        ids: one whole number each. (N,)
-        name: the argument's name, for the error.
+        ids: One whole number each. (N,)
+        name: The argument's name, for the error.
     """
     array = np.asarray(ids)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
@@ -59,9 +59,9 @@ def as_new_ids(ids: Ids, rows: int, taken: Ids) -> Ids:
     """The ids of rows to be added: one per row, each once, none taken.
 
     Args:
-        ids: as given. (N,)
+        ids: As given. (N,)
         rows: N.
-        taken: ids that are in the index already.
+        taken: Ids that are in the index already.
     """
     new = as_ids(ids)
     if len(new) != rows:
@@ -74,11 +74,7 @@ def as_new_ids(ids: Ids, rows: int, taken: Ids) -> Ids:
 
 
 def as_count(k: int) -> int:
-    """`k` where it is a whole number of at least 1.
-
-    Args:
-        k: how many neighbors are asked for.
-    """
+    """`k` where it is a whole number of at least 1."""
     if not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1:
         raise ValueError(f"k must be a whole number of at least 1, got {k!r}")
     return int(k)
@@ -88,8 +84,8 @@ def indices_of(ids: Ids, known: Ids) -> Ids:
     """Where each of the ids stands among the known ones; unknown ids are refused.
 
     Args:
-        ids: what to look for. (M,)
-        known: each once, in any order. (N,)
+        ids: What to look for. (M,)
+        known: Each once, in any order. (N,)
     """
     wanted = as_ids(ids)
     order = np.argsort(known, kind="stable")  # as good as sorted already, so this is one pass
@@ -103,11 +99,7 @@ def indices_of(ids: Ids, known: Ids) -> Ids:
 
 
 def refuse_width(where: str, found: int, wanted: int) -> None:
-    """Refuse a store that was made for other vectors.
-
-    Args:
-        wanted: numbers in the rows at hand.
-    """
+    """Refuse a store that was made for other vectors."""
     if found != wanted:
         raise BadData(
             f"{where} holds vectors of {found} numbers, not {wanted}: "

@@ -1,8 +1,11 @@
+from .additions import MetricVariance as MetricVariance
+from .additions import WithProxies as WithProxies
+from .additions import WithVariance as WithVariance
 from .build import build_loss as build_loss
 from .contrastive_bayesian import FINE_GRAINED as FINE_GRAINED
 from .contrastive_bayesian import PRODUCTS as PRODUCTS
 from .contrastive_bayesian import CBMLLoss as CBMLLoss
-from .from_data import ratio_to_train_with as ratio_to_train_with
+from .contrastive_bayesian import ratio_to_train_with as ratio_to_train_with
 from .interop import CrossBatchMemory as CrossBatchMemory
 from .options import check_count as check_count
 from .options import check_number as check_number
@@ -13,6 +16,3 @@ from .table import BASELINES as BASELINES
 from .table import LOSSES as LOSSES
 from .terms import LossTerms as LossTerms
 from .terms import PairLoss as PairLoss
-from .variance import MetricVariance as MetricVariance
-from .variance import WithVariance as WithVariance
-from .with_proxies import WithProxies as WithProxies

@@ -8,11 +8,10 @@ from typing import Any
 from torch import nn
 
 from cbml.errors import nearest
+from cbml.losses.additions import WithProxies, WithVariance
 from cbml.losses.contrastive_bayesian import FINE_GRAINED, PRODUCTS
 from cbml.losses.ratios import LinearRatio, QuadraticRatio
 from cbml.losses.table import LOSSES
-from cbml.losses.variance import WithVariance
-from cbml.losses.with_proxies import WithProxies
 
 RATIOS: dict[str, LinearRatio | QuadraticRatio] = {
     "fine_grained": FINE_GRAINED,

@@ -1,17 +1,68 @@
-"""What every loss asks of its inputs, and the error that says which argument is wrong."""
+"""The call of every loss, and the checks that name the argument which is wrong."""
 
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from cbml.losses.options import name_adapters
+
+
+class MetricLoss(nn.Module):
+    """The call that all losses here share."""
+
+    #: Fewest classes in a batch, and images of each, that it can learn from.
+    smallest_batch: tuple[int, int] = (1, 1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        name_adapters()
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of one batch, one number.
+
+        Args:
+            embeddings: One row per image; their direction counts, not their length. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) of a miner, instead of all.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
+        """
+        raise NotImplementedError
+
+    def mine(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> tuple[Tensor, ...] | None:
+        """The pairs or triplets that the loss itself chooses; None where it takes all.
+
+        Args:
+            embeddings: One row per image. (B, D)
+            labels: One integer per row. (B,)
+            indices_tuple: The pairs among which to choose, instead of all.
+            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
+            ref_labels: Labels of `ref_emb`. (R,)
+        """
+        return None
 
 
 def as_matrix(embeddings: Tensor, name: str) -> Tensor:
     """The embeddings as a float32 or float64 matrix; half precision is widened.
 
     Args:
-        embeddings: one row per image, also as a numpy array or lists. (B, D)
+        embeddings: One row per image, also as a numpy array or lists. (B, D)
     """
     embeddings = _as_tensor(embeddings, name)
     if embeddings.dim() != 2 or embeddings.shape[1] == 0:
@@ -25,8 +76,8 @@ def as_labels(labels: Tensor, matrix: Tensor, name: str) -> Tensor:
     """The labels as integers beside the matrix they belong to.
 
     Args:
-        labels: one integer per row, also as a numpy array or list. (B,)
-        matrix: the embeddings. (B, D)
+        labels: One integer per row, also as a numpy array or list. (B,)
+        matrix: The embeddings. (B, D)
     """
     labels = _as_tensor(labels, name)
     if labels.dim() != 1 or len(labels) != len(matrix):
@@ -73,12 +124,6 @@ def without_self_references(
 
     pytorch-metric-learning hands the batch over as its own reference when there is none. Taken
     literally, each image would be its own positive.
-
-    Args:
-        embeddings: of the batch. (B, D)
-        labels: of the batch. (B,)
-        ref_emb: embeddings to compare with, or None. (R, D)
-        ref_labels: their labels, or None. (R,)
     """
     if (ref_emb is None) != (ref_labels is None):
         missing = "ref_emb" if ref_emb is None else "ref_labels"
@@ -91,6 +136,16 @@ def without_self_references(
         if not torch.equal(own.cpu(), other.cpu()):
             raise ValueError("ref_emb is embeddings itself, but ref_labels differ from labels")
     return None, None
+
+
+def as_references(ref_emb: Tensor, ref_labels: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """References as the matrix they are compared with, in its type and place. (R, D) and (R,)"""
+    columns = as_matrix(ref_emb, "ref_emb").to(device=matrix.device, dtype=matrix.dtype)
+    if columns.shape[1] != matrix.shape[1]:
+        raise ValueError(
+            f"ref_emb has {columns.shape[1]} dimensions, embeddings has {matrix.shape[1]}"
+        )
+    return columns, as_labels(ref_labels, columns, "ref_labels")
 
 
 def unit_rows(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -156,8 +211,8 @@ def check_range(positives: Tensor, negatives: Tensor, rows: int, columns: int) -
     """Refuse pairs of images that do not exist.
 
     Args:
-        positives: anchors and their positives. (2, P)
-        negatives: anchors and their negatives. (2, N)
+        positives: Anchors and their positives. (2, P)
+        negatives: Anchors and their negatives. (2, N)
     """
     parts = (*positives, *negatives)
     for name, index, size in zip(_PLACES, parts, (rows, columns, rows, columns), strict=True):

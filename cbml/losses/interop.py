@@ -1,20 +1,18 @@
 """Our losses inside pytorch-metric-learning's wrappers.
 
-Miners and `MultipleLosses` take any loss as it is. The wrappers ask for classes of their own
-library, or for the names of the losses they were tried with. What they say, and what to use:
-
-    CrossBatchMemory not supported for CBMLLoss        `CrossBatchMemory` of this module
-    SelfSupervisedLoss not supported for CBMLLoss      `SelfSupervisedLoss` of this module
-    The input loss must extend BaseMetricLossFunction or CrossBatchMemory
-                                                       DistributedLossWrapper(`LibraryLoss`(loss))
+Miners and `MultipleLosses` take any loss as it is. Three wrappers ask for classes of their own
+library, or for the names of the losses they were tried with. Once this module is imported, which
+making a loss of ours does if the library is in use, their refusals name the adapter to use.
 """
 
+import functools
 from typing import Any
 
 import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.losses import CrossBatchMemory as LibraryMemory
 from pytorch_metric_learning.losses import SelfSupervisedLoss as LibrarySelfSupervised
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import Tensor, nn
 
 
@@ -26,7 +24,7 @@ class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
     use `efficient=False`.
 
     Args:
-        loss: takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
+        loss: Takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
     """
 
     def __init__(self, loss: nn.Module) -> None:
@@ -41,14 +39,7 @@ class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        """The loss in the form that the library's reducers ask for.
-
-        Args:
-            embeddings: one row per image. (B, D)
-            labels: one integer per row. (B,)
-            ref_emb: references; the embeddings themselves where there are none. (R, D)
-            ref_labels: their labels. (R,)
-        """
+        """The loss in the form that the library's reducers ask for."""
         value = self.wrapped(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
 
@@ -144,8 +135,8 @@ class SelfSupervisedLoss(LibrarySelfSupervised):  # type: ignore[misc]
     """pytorch-metric-learning's loss of two views of each image, for any loss of ours.
 
     Args:
-        loss: takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
-        symmetric: compare all views with each other; otherwise the first views with the second.
+        loss: Takes (embeddings, labels, indices_tuple, ref_emb, ref_labels), gives one number.
+        symmetric: Compare all views with each other; otherwise the first views with the second.
     """
 
     def __init__(self, loss: nn.Module, symmetric: bool = True) -> None:
@@ -154,3 +145,33 @@ class SelfSupervisedLoss(LibrarySelfSupervised):  # type: ignore[misc]
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
         """Take every loss: the library's list names those it was tried with."""
+
+
+# What to use instead of a wrapper of the library, or inside it.
+_ADAPTERS: dict[type[nn.Module], str] = {
+    LibraryMemory: "cbml.losses.interop.CrossBatchMemory(loss, ...)",
+    LibrarySelfSupervised: "cbml.losses.interop.SelfSupervisedLoss(loss)",
+    DistributedLossWrapper: "DistributedLossWrapper(cbml.losses.interop.LibraryLoss(loss))",
+}
+_REFUSALS = ("not supported for", "must extend")
+
+
+def _name_adapter(wrapper: type[nn.Module], adapter: str) -> None:
+    """Add what to use to the error with which a wrapper refuses a loss of ours; all else stays."""
+    library_init = wrapper.__init__
+
+    @functools.wraps(library_init)
+    def init(self: nn.Module, loss: nn.Module, *args: Any, **options: Any) -> None:
+        try:
+            library_init(self, loss, *args, **options)
+        except Exception as error:
+            ours = type(loss).__module__.startswith("cbml.")
+            if ours and any(words in str(error) for words in _REFUSALS):
+                raise type(error)(f"{error}; use {adapter}") from None
+            raise
+
+    setattr(wrapper, "__init__", init)  # noqa: B010  # mypy forbids the assignment
+
+
+for _wrapper, _adapter in _ADAPTERS.items():
+    _name_adapter(_wrapper, _adapter)

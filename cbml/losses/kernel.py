@@ -44,15 +44,15 @@ class Formula:
     """What to compute for each anchor: the arguments of `CBMLLoss` in the form the tiles use.
 
     Args:
-        ratio: log Φ_P and log Φ_N, or None to leave L_P and L_N out.
+        ratio: Log Φ_P and log Φ_N, or None to leave L_P and L_N out.
         averaging: f.
         delta: δ_P = δ_N; "derived" for |N|/|P|² and |P|/|N|², "mean" for 1/|P| and 1/|N|.
         mining_margin: ε, or None for all pairs.
-        skip_easy_anchors: leave out an anchor with an empty hard set.
+        skip_easy_anchors: Leave out an anchor with an empty hard set.
         positive_weight: ω.
         variance_weight: λ.
         target_mix: γ.
-        variance_sum: sum over the negatives in L_2 instead of their mean.
+        variance_sum: Sum over the negatives in L_2 instead of their mean.
     """
 
     ratio: tuple[Exponent, Exponent] | None = None
@@ -73,8 +73,8 @@ class PairSums(NamedTuple):
         positive: Σ L_P, without ω.
         negative: Σ L_N.
         variance: Σ L_2, without λ.
-        grad_rows: for the unit vectors of the anchors. (B, D)
-        grad_columns: for those of the references; None where they are the anchors. (R, D)
+        grad_rows: For the unit vectors of the anchors. (B, D)
+        grad_columns: For those of the references; None where they are the anchors. (R, D)
     """
 
     positive: Tensor
@@ -94,9 +94,9 @@ def pair_terms(
     """Sums of the terms over all anchors and the gradients for the unit vectors.
 
     Args:
-        rows: unit vectors of the anchors. (B, D)
-        columns: unit vectors of the references, or None for the anchors themselves. (R, D)
-        wants_grad: whether the gradients of rows and of columns are needed.
+        rows: Unit vectors of the anchors. (B, D)
+        columns: Unit vectors of the references, or None for the anchors themselves. (R, D)
+        wants_grad: Whether the gradients of rows and of columns are needed.
     """
     if columns is None and len(rows) ** 2 <= TILE_SIZE:
         return _terms_of_all(rows, pairs, formula, wants_grad[0])
@@ -147,7 +147,8 @@ def _terms_of_all(
         if gradient is not None:
             work.gradient()
             _add_products(gradient, matrix, tile.rows, rows)
-    return PairSums(*totals.unbind(), gradient, None)
+    positive, negative, variance = totals.unbind()
+    return PairSums(positive, negative, variance, gradient, None)
 
 
 def _add_products(gradient: Tensor, matrix: Tensor, tile: slice, rows: Tensor) -> None:

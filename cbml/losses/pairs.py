@@ -22,11 +22,11 @@ class LabelTile:
     A smaller class repeats its last place.
 
     Args:
-        rows: which rows. T of them
-        indices: columns of the row's class. (T, K)
-        positive: the indices that are positive pairs. (T, K)
-        sizes: how many columns share the row's label. (T, 1)
-        columns: how many columns there are. R
+        rows: Which rows. T of them
+        indices: Columns of the row's class. (T, K)
+        positive: The indices that are positive pairs. (T, K)
+        sizes: How many columns share the row's label. (T, 1)
+        columns: How many columns there are. R
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LabelTile:
         """A copy of the similarities at the indices, (T, K).
 
         Args:
-            similarity: of the tile. (T, R)
+            similarity: Similarity of the tile. (T, R)
         """
         return similarity.gather(1, self.indices)
 
@@ -48,7 +48,7 @@ class LabelTile:
         """Write a value over everything that is not a negative.
 
         Args:
-            similarity: of the tile, changed. (T, R)
+            similarity: Similarity of the tile, changed. (T, R)
         """
         current = similarity.gather(1, self.indices)
         similarity.scatter_(1, self.indices, torch.where(self._found, value, current))
@@ -57,8 +57,8 @@ class LabelTile:
         """Add to the similarities at the indices.
 
         Args:
-            similarity: of the tile, changed. (T, R)
-            values: zero wherever the pair is not positive. (T, K)
+            similarity: Similarity of the tile, changed. (T, R)
+            values: Zero wherever the pair is not positive. (T, K)
         """
         similarity.scatter_add_(1, self.indices, values)
 
@@ -67,9 +67,9 @@ class MaskedTile:
     """Rows with positives and negatives anywhere, as masks say.
 
     Args:
-        rows: which rows. T of them
-        positive: the positive pairs. (T, R)
-        negative: the negative pairs. (T, R)
+        rows: Which rows. T of them
+        positive: The positive pairs. (T, R)
+        negative: The negative pairs. (T, R)
     """
 
     def __init__(self, rows: slice, positive: Tensor, negative: Tensor) -> None:
@@ -78,27 +78,19 @@ class MaskedTile:
         self.negative_count = negative.sum(dim=1, keepdim=True)  # (T, 1)
 
     def take(self, similarity: Tensor) -> Tensor:
-        """A copy of all similarities, (T, R).
-
-        Args:
-            similarity: of the tile. (T, R)
-        """
+        """A copy of all similarities, (T, R)."""
         return similarity.clone()
 
     def blank(self, similarity: Tensor, value: float) -> None:
-        """Write a value over everything that is not a negative.
-
-        Args:
-            similarity: of the tile, changed. (T, R)
-        """
+        """Write a value over everything that is not a negative."""
         similarity.masked_fill_(self._not_negative, value)
 
     def add(self, similarity: Tensor, values: Tensor) -> None:
         """Add to the similarities.
 
         Args:
-            similarity: of the tile, changed. (T, R)
-            values: zero wherever the pair is not positive. (T, R)
+            similarity: Similarity of the tile, changed. (T, R)
+            values: Zero wherever the pair is not positive. (T, R)
         """
         similarity.add_(values)
 
@@ -107,8 +99,8 @@ class LabelPairs:
     """Positives share the label, negatives do not.
 
     Args:
-        labels: of the rows. (B,)
-        column_labels: of the columns; None where they are the rows, and an image is then no pair
+        labels: Labels of the rows. (B,)
+        column_labels: Of the columns; None where they are the rows, and an image is then no pair
             with itself. (R,)
     """
 
@@ -147,9 +139,9 @@ class ListedPairs:
     A pair that is listed twice counts once.
 
     Args:
-        pairs: anchors and positives, anchors and negatives.
-        shape: number of rows and of columns.
-        device: where the masks are needed.
+        pairs: Anchors and positives, anchors and negatives.
+        shape: Number of rows and of columns.
+        device: Where the masks are needed.
     """
 
     def __init__(self, pairs: tuple[Tensor, ...], shape: tuple[int, int], device: torch.device):

@@ -22,8 +22,8 @@ class Exponent(NamedTuple):
     """Coefficients of log Φ(s) = quadratic s² + slope s + constant.
 
     Args:
-        quadratic: factor of s².
-        constant: value at s = 0.
+        quadratic: Factor of s².
+        constant: Value at s = 0.
     """
 
     quadratic: float

@@ -4,40 +4,23 @@ The tables know names and places alone, so that spelling is checked before torch
 class is imported when it is asked for.
 """
 
-import importlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+import pkgutil
+from collections import UserDict
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class LossTable(Mapping[str, "type[nn.Module]"]):
+class LossTable(UserDict[str, Any]):
     """Classes of losses by name, each imported when it is asked for.
 
-    Args:
-        locations: Name of a loss -> "module:Class", with the module below `cbml.losses`.
+    The data are places: name of a loss -> "module:Class", with the module below `cbml.losses`.
     """
 
-    def __init__(self, locations: Mapping[str, str]) -> None:
-        self.locations = dict(locations)
-
     def __getitem__(self, name: str) -> "type[nn.Module]":
-        module, _, kind = self.locations[name].partition(":")
-        found: type[nn.Module] = getattr(importlib.import_module(f"cbml.losses.{module}"), kind)
+        found: type[nn.Module] = pkgutil.resolve_name(f"cbml.losses.{self.data[name]}")
         return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.locations
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.locations)
-
-    def __len__(self) -> int:
-        return len(self.locations)
-
-    def __repr__(self) -> str:
-        return f"LossTable({', '.join(self)})"
 
 
 #: The losses of other papers.
@@ -48,7 +31,7 @@ BASELINES = LossTable(
         "binomial_deviance": "baselines.pairs:BinomialDeviance",
         "circle": "baselines.mined:Circle",
         "contrastive": "baselines.pairs:Contrastive",
-        "facility_location": "baselines.clustering:FacilityLocation",
+        "facility_location": "baselines.tuplets:FacilityLocation",
         "fast_ap": "baselines.mined:FastAP",
         "histogram": "baselines.pairs:Histogram",
         "lifted_structure": "baselines.tuplets:LiftedStructure",
@@ -65,7 +48,7 @@ BASELINES = LossTable(
         "proxy_anchor_memvir": "baselines.proxies:ProxyAnchorMemVir",
         "proxy_nca": "baselines.proxies:ProxyNCA",
         "proxy_nca_pp": "baselines.proxies:ProxyNCAPlusPlus",
-        "rank_mi": "baselines.rank_mi:RankMI",
+        "rank_mi": "baselines.margin:RankMI",
         "ranked_list": "baselines.pairs:RankedList",
         "ranked_list_simpler": "baselines.pairs:RankedListSimpler",
         "selectively_contrastive_triplet": "baselines.tuplets:SelectivelyContrastiveTriplet",
@@ -82,7 +65,7 @@ LOSSES = LossTable(
         "cbml_authors": "contrastive_bayesian:CBMLAuthors",
         "cbml_const": "contrastive_bayesian:CBMLConst",
         "cbml_sqrt": "contrastive_bayesian:CBMLSqrt",
-        "metric_variance": "variance:MetricVariance",
-        **BASELINES.locations,
+        "metric_variance": "additions:MetricVariance",
+        **BASELINES.data,
     }
 )

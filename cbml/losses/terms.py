@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cbml.losses.inputs import (
+    MetricLoss,
     as_labels,
     as_matrix,
     as_pairs,
+    as_references,
     check_range,
     unit_rows,
     without_self_references,
@@ -51,26 +53,13 @@ def compute_terms(
     ref_labels: Tensor | None,
     formula: Formula,
 ) -> LossTerms:
-    """The means over all anchors of the terms that `formula` describes.
-
-    Args:
-        embeddings: of the anchors, of any length. (B, D)
-        labels: of the anchors. (B,)
-        indices_tuple: pairs or triplets that take the place of all pairs given by the labels.
-        ref_emb: embeddings to compare with; None for the anchors themselves. (R, D)
-        ref_labels: their labels. (R,)
-    """
+    """The means over all anchors of the terms that `formula` describes."""
     ref_emb, ref_labels = without_self_references(embeddings, labels, ref_emb, ref_labels)
     rows = as_matrix(embeddings, "embeddings")
     row_labels = as_labels(labels, rows, "labels")
     columns, column_labels = None, None
     if ref_emb is not None and ref_labels is not None:
-        columns = as_matrix(ref_emb, "ref_emb").to(device=rows.device, dtype=rows.dtype)
-        if columns.shape[1] != rows.shape[1]:
-            raise ValueError(
-                f"ref_emb has {columns.shape[1]} dimensions, embeddings has {rows.shape[1]}"
-            )
-        column_labels = as_labels(ref_labels, columns, "ref_labels")
+        columns, column_labels = as_references(ref_emb, ref_labels, rows)
     positives, negatives = (None, None) if indices_tuple is None else as_pairs(indices_tuple)
     learns = torch.is_grad_enabled()
     # The compiler takes the operator whole; torch.func wants the function.
@@ -99,11 +88,10 @@ def compute_terms(
     return LossTerms(positive, negative, variance, total)
 
 
-class PairLoss(nn.Module):
-    """A loss that is a `Formula` over all pairs, under the call that every loss here has."""
+class PairLoss(MetricLoss):
+    """A loss that is a `Formula` over all pairs."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    smallest_batch = (2, 2)
 
     def formula(self) -> Formula:
         """What to compute. Asked for at each call, so that an option can change between steps."""
@@ -117,15 +105,7 @@ class PairLoss(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """L for one batch.
-
-        Args:
-            embeddings: One row per image; their direction counts, not their length. (B, D)
-            labels: One integer per row. (B,)
-            indices_tuple: Pairs (a, p, a, n) or triplets (a, p, n) that make up P_i and N_i.
-            ref_emb: Embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: Labels of `ref_emb`. (R,)
-        """
+        """L for one batch."""
         return self.terms(embeddings, labels, indices_tuple, ref_emb, ref_labels).total
 
     def terms(

@@ -5,6 +5,7 @@ from .cbswr import CBSwR as CBSwR
 from .clusters import Labeling as Labeling
 from .clusters import cluster_count as cluster_count
 from .clusters import cluster_labels as cluster_labels
+from .clusters import spread_labels as spread_labels
 from .dcml import DCML as DCML
 from .deep_cluster import DeepCluster as DeepCluster
 from .deml import DeML as DeML
@@ -18,6 +19,7 @@ from .hdc import HDC as HDC
 from .hdml import HDML as HDML
 from .horde import Horde as Horde
 from .instance_spreading import InstanceSpreading as InstanceSpreading
+from .larger_views import LARGEST_VIEW as LARGEST_VIEW
 from .larger_views import LargerViews as LargerViews
 from .lscm_gnn import LSCMGNN as LSCMGNN
 from .masked_divide_conquer import MaskedDivideConquer as MaskedDivideConquer

@@ -49,6 +49,7 @@ class BIER(Method):
         weight_penalty: λ_w. 100.
     """
 
+    smallest_batch = (2, 2)
     parts = ("features",)
 
     def __init__(

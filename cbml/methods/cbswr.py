@@ -50,6 +50,7 @@ class CBSwR(InstanceSpreading):
         seed: Random seed of the classifier, the decoder and the dropout.
     """
 
+    smallest_batch = (2, 2)
     parts: tuple[str, ...] = ("features", "map")
 
     def __init__(

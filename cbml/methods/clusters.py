@@ -105,7 +105,7 @@ def cluster_count(images: int, clusters: int | None) -> int:
     """
     count = max(2, images // IMAGES_IN_A_CLUSTER) if clusters is None else clusters
     if not 2 <= count <= images:
-        raise BadData(f"clusters={count}: between 2 and the {images} readable images")
+        raise BadData(f"clusters={count}: give between 2 and the {images} images")
     return count
 
 
@@ -146,3 +146,16 @@ def match_labels(previous: Labels, current: Labels, clusters: int) -> Labels:
     number[number < 0] = np.flatnonzero(~used)
     renumbered: Labels = number[current]
     return renumbered
+
+
+def spread_labels(labels: Labels, readable: NDArray[np.int64], images: int) -> Labels:
+    """Labels of all images: one that cannot be read gets that of the next one that can. (N,)
+
+    Args:
+        labels: Of the readable images.
+        readable: Indices of the readable images, ascending.
+        images: How many there are in all, N.
+    """
+    next_readable = np.searchsorted(readable, np.arange(images))
+    everyones: Labels = labels[np.minimum(next_readable, len(readable) - 1)]
+    return everyones

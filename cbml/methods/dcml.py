@@ -45,6 +45,8 @@ class DCML(Method):
         seed: Random seed of the draws.
     """
 
+    smallest_batch = (2, 2)
+
     def __init__(
         self,
         *,

@@ -38,6 +38,7 @@ class DeML(Method):
         activity: λ_act. 0.014.
     """
 
+    smallest_batch = (2, 2)
     parts = ("features",)
 
     def __init__(

@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cbml.errors import BadData
@@ -31,7 +33,8 @@ class DivideConquer(Method):
     The linear layer is cut into K slices, v_k the unit vector of slice k. Every few epochs the
     training images are clustered by k-means on unit features before that layer, and renumbered so
     that most keep their number. Batches come from one cluster, the clusters take turns, an image
-    that is the only one of its class in its cluster waits. With d the distances of the rows
+    that is the only one of its class in its cluster waits; where no cluster has two images of two
+    classes, an epoch trains the whole embedding on all images. With d the distances of the rows
 
         divide, cluster k:  rows = v_k;    conquer:  rows = (v_1, ..., v_K) / √K
         loss = Σ max(0, d_ip - β + m) + Σ max(0, β - d_in + m)   / number of terms above zero
@@ -55,6 +58,7 @@ class DivideConquer(Method):
         seed: Random seed of clusters and batches.
     """
 
+    smallest_batch = (2, 2)
     cluster_of: Tensor  # (N,) cluster of each image, -1 for none
 
     def __init__(
@@ -96,6 +100,16 @@ class DivideConquer(Method):
         widths = [width] * (self.clusters - 1) + [last]
         return tuple(Head(name=_name(k), dim=width) for k, width in enumerate(widths))
 
+    def check_images(self, class_sizes: NDArray[np.int64]) -> None:
+        """Refuse more clusters than there can be with two images of two classes."""
+        paired = int(class_sizes[class_sizes > 1].sum())
+        if int((class_sizes > 1).sum()) < 2 or paired < 4 * self.clusters:
+            raise BadData(
+                f"--method divide_conquer: {self.clusters} clusters with two images of two classes "
+                f"need {4 * self.clusters} images that are not the only one of their class; there "
+                f"are {paired}; use fewer clusters, --set method.clusters=NUMBER"
+            )
+
     @torch.no_grad()
     def start(self, view: TrainingView) -> None:
         """Draw each slice of the layer as the program does, normal by its inputs and outputs."""
@@ -117,12 +131,13 @@ class DivideConquer(Method):
         if view.epoch % self.every == 0 or bool((self.cluster_of < 0).all()):
             self._cluster(view)
         plans = cluster_plans(view, self.cluster_of.cpu().numpy(), self.clusters, seed=self.seed)
-        if not plans:
-            raise BadData(
-                "--method divide_conquer: no cluster has two images of two classes; use fewer, "
-                f"--set method.clusters={max(1, self.clusters // 2)}"
-            )
         divides = view.step < ends[0]
+        if not plans:  # where classes are clusters; a run must not end for it
+            return EpochPlan(
+                metadata={"clusters": self.clusters, "used": 0, "divides": False},
+                text="no cluster has two images of two classes: the whole embedding on batches "
+                f"of all images; fewer clusters help, --set method.clusters={self.clusters // 2}",
+            )
         batches = round_robin({k + 1: plan for k, plan in plans.items()})
         until = ends[0] if divides else ends[1]
         return EpochPlan(

@@ -227,6 +227,8 @@ class MarginDRML(DRML):
         seed: Random seed of the draws and the decoders.
     """
 
+    smallest_batch = (2, 2)
+
     def __init__(
         self,
         *,

@@ -28,6 +28,8 @@ class FusingNet(Method):
         embedding_size: Width of the embedding.
     """
 
+    smallest_batch = (2, 2)
+
     def __init__(
         self,
         *,

@@ -61,8 +61,8 @@ class HDC(Method):
 
     Args:
         margin: M. 1, from the authors' program.
-        negative_factor: C. 10, from its second release; the first has none, which is 1.
-        hard_shares: H, from the lowest level to the highest. 1, 0.5 and 0.2, from the paper.
+        negative_factor: c. 10, from its second release; the first has none, which is 1.
+        hard_shares: h, from the lowest level to the highest. 1, 0.5 and 0.2, from the paper.
         cascade: "independent" lets each level choose among all pairs by its own losses, as the
             program does; "nested" trains level k on the hardest h_k of the pairs that level k - 1
             was trained on, by the losses of level k - 1, as the paper says.
@@ -71,6 +71,8 @@ class HDC(Method):
         hidden: Width of the layer with a ReLU before the last one of the two lower levels. 1024,
             from the program.
     """
+
+    smallest_batch = (2, 2)
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class HDML(Method):
     """
 
     parts = ("raw", "features")
-    fewest_samples = 2
+    smallest_batch = (2, 2)
 
     averages: Tensor
     sums: Tensor

@@ -34,6 +34,7 @@ class Horde(Method):
         seed: Random seed of P and E.
     """
 
+    smallest_batch = (2, 2)
     parts = ("map",)
 
     def __init__(

@@ -37,6 +37,8 @@ class InstanceSpreading(Unlabeled):
         seed: Random seed of the choice between image and neighbor.
     """
 
+    smallest_batch = (2, 2)
+
     def __init__(
         self,
         *,

@@ -1,5 +1,6 @@
 """Larger views: the model learns to see at its own size what it saw before, enlarged."""
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,11 +22,12 @@ from cbml.training import BatchInfo, EpochPlan, StepLoss, TrainingView
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
-_COMPONENTS = 256  # of the teacher's vectors
+_COMPONENTS = 512  # of the teacher's vectors
 # Whitened in as many directions as there are images, all images are equally far from each other.
 _IMAGES_PER_COMPONENT = 8
-_NATIVE = 224  # pixels that pretrained backbones saw; a larger view shows them nothing they know
+LARGEST_VIEW = 224  # pixels that pretrained backbones saw; more show them nothing they know
 _HELD_OUT = 10  # one image in so many is not trained on, and judges
+_FEWEST = 4  # images
 _COMPARED = 5  # nearest neighbors by which a model is judged
 _NOTHING = -1e30  # instead of minus infinity, whose gradients are NaN
 
@@ -33,9 +35,11 @@ _NOTHING = -1e30  # instead of minus infinity, whose gradients are NaN
 class LargerViews(Unlabeled):
     """Neighbors and similarities of enlarged images, taught to the model at its own size. Ours.
 
-    Once, before the first step, t_i are the whitened features of image i, enlarged and averaged
-    with those of its mirror image, of unit length. x are the embeddings of crops at the model's
-    own size; a batch is made of images with their nearest by t. Over the rows of other images:
+    Before the first step, t_i are the whitened features of image i, enlarged and averaged with
+    those of its mirror image, of unit length. x are the embeddings of crops at the model's own
+    size; a batch is made of images with their nearest by t. What the model learns from t makes its
+    own features better than t: later, whitened, they count as much as it does. Over the rows of
+    other images:
 
         keep  = mean_i KL( softmax_j(t_i·t_j / T) || softmax_j(x_i·x_j / T) )
         pairs = CBML with positives that are among each other's nearest 3, negatives of which
@@ -55,13 +59,16 @@ class LargerViews(Unlabeled):
         positives: Nearest neighbors among which positives are.
         doubtful: Nearest neighbors that are no negatives.
         group: Images of a batch that are each other's neighbors.
+        renew_steps: Updates after which the model's own view joins the teacher, and replaces itself
+            there, at the beginning of the next epoch.
         head_start: "random" or "whitened", how the linear layer starts.
         seed: Random seed of the batches and of the images that judge.
     """
 
     judged_by = ("agreement",)
 
-    teacher: Tensor  # (N, W) t
+    teacher: Tensor  # (N, 2W) t, and behind it what the model sees at its own size
+    looked: Tensor  # step of the last look
     nearest: Tensor  # (N, doubtful) images by t, -1 where there are fewer
     held_out: Tensor  # (N,) bool
 
@@ -75,6 +82,7 @@ class LargerViews(Unlabeled):
         positives: int = 3,
         doubtful: int = 15,
         group: int = 4,
+        renew_steps: int = 40,
         head_start: HeadStart = "whitened",
         seed: int = 0,
     ) -> None:
@@ -87,36 +95,38 @@ class LargerViews(Unlabeled):
         self.temperature = check_number(temperature, "temperature", above=0.0)
         self.pair_weight = check_number(pair_weight, "pair_weight", at_least=0.0)
         self.group = check_count(group, "group", at_least=2)
+        self.renew_steps = check_count(renew_steps, "renew_steps")
         self.pairs = CBMLLoss.paper("sop", mining_margin=None)
-        self.register_buffer("teacher", torch.zeros(num_images, _COMPONENTS))
+        self.register_buffer("teacher", torch.zeros(num_images, 2 * _COMPONENTS))
+        self.register_buffer("looked", torch.zeros((), dtype=torch.int64))
         self.register_buffer("nearest", torch.full((num_images, doubtful), -1))
         self.register_buffer("held_out", torch.zeros(num_images, dtype=torch.bool))
 
-    def start(self, view: TrainingView) -> None:
-        """Look at the enlarged images, once."""
-        super().start(view)
-        if len(view.readable) < 4:
+    def check_images(self, class_sizes: NDArray[np.int64]) -> None:
+        """Refuse too few images to have neighbors."""
+        if class_sizes.sum() < _FEWEST:
             raise BadData(
-                f"larger views: {len(view.readable)} readable images; at least 4 are needed"
+                f"--method larger_views: {class_sizes.sum()} images; at least {_FEWEST} are needed"
             )
-        found = torch.from_numpy(self._look(view))
-        readable = torch.from_numpy(view.readable)
-        device = self.teacher.device
-        self.teacher[readable.to(device), : found.shape[1]] = found.to(device)
-        places = _nearest(found.numpy(), self.nearest.shape[1])
-        images = view.readable[places]
-        self.nearest[readable.to(device), : images.shape[1]] = torch.from_numpy(images).to(device)
+
+    def start(self, view: TrainingView) -> None:
+        """Look at the enlarged images."""
+        super().start(view)
+        self.check_images(np.ones(len(view.readable), dtype=np.int64))
+        crop = view.model.preprocessing.crop
+        factor = self.enlarge or max(1.0, min(2.0, LARGEST_VIEW / crop))
+        found = self._look(view, round(crop * factor))
+        self._teach(view, found)
         chance = np.random.default_rng(self.seed).permutation(view.readable)
         judges = max(1, len(chance) // _HELD_OUT)
-        self.held_out[torch.from_numpy(chance[:judges]).to(device)] = True
+        self.held_out[torch.from_numpy(chance[:judges]).to(self.teacher.device)] = True
 
-    def _look(self, view: TrainingView) -> Vectors:
-        """t of the readable images, as the main process sees them. (N, W)"""
-        crop = view.model.preprocessing.crop
-        factor = self.enlarge or max(1.0, min(2.0, _NATIVE / crop))
-        side = round(crop * factor)
+    def _look(self, view: TrainingView, side: int) -> Vectors:
+        """Whitened features of the readable images as the main process sees them. (N, W)"""
+        larger = side > view.model.preprocessing.crop
+        embed = functools.partial(view.embed, from_files=larger)
         plain, mirrored = (
-            image_features(_Enlarged(view.model, side, flip), view.embed)  # type: ignore[arg-type]
+            image_features(_Enlarged(view.model, side, flip), embed)  # type: ignore[arg-type]
             for flip in (False, True)
         )
         components = min(_COMPONENTS, max(2, len(plain) // _IMAGES_PER_COMPONENT))
@@ -135,17 +145,32 @@ class LargerViews(Unlabeled):
         found: Vectors = view.distributed.from_main_process(find, like).numpy() - 2
         return found
 
+    def _teach(self, view: TrainingView, seen: Vectors) -> None:
+        """Take these for t, or for what is added to it, and find the neighbors."""
+        device, components = self.teacher.device, self.teacher.shape[1] // 2
+        readable = torch.from_numpy(view.readable).to(device)
+        place = components if view.step else 0
+        self.teacher[readable, place : place + seen.shape[1]] = torch.from_numpy(seen).to(device)
+        self.looked.fill_(view.step)
+        rows = functional.normalize(self.teacher[readable], dim=1).cpu().numpy()
+        images = view.readable[_nearest(rows, self.nearest.shape[1])]
+        self.nearest[readable, : images.shape[1]] = torch.from_numpy(images).to(device)
+
     def judge(self, view: TrainingView) -> Mapping[str, float]:
         """The share of the nearest neighbors of images not trained on that t gives them too."""
         readable = view.readable
         judges = np.flatnonzero(self.held_out.cpu().numpy()[readable])
         by_model = readable[_nearest(view.embed(), _COMPARED, judges)]
-        by_teacher = self.nearest.cpu().numpy()[readable[judges], :_COMPARED]
+        teacher = self.teacher[torch.from_numpy(readable).to(self.teacher.device)]
+        larger = teacher[:, : teacher.shape[1] // 2].cpu().numpy()
+        by_teacher = readable[_nearest(larger, _COMPARED, judges)]
         shared = (by_model[:, :, None] == by_teacher[:, None, :]).any(axis=2)
         return {"agreement": float(shared.mean())}
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
-        """Batches of images with their neighbors."""
+        """Batches of images with their neighbors, by what the model has learned meanwhile."""
+        if view.step - int(self.looked) >= self.renew_steps:
+            self._teach(view, self._look(view, view.model.preprocessing.crop))
         shape = view.batches.sampler.plan(view.epoch).shape  # type: ignore[attr-defined]
         trained = view.readable[~self.held_out.cpu().numpy()[view.readable]]
         generator = np.random.default_rng([self.seed, view.epoch])
@@ -156,7 +181,7 @@ class LargerViews(Unlabeled):
         """The loss of a step, with its terms."""
         x = outputs.embeddings.float()
         images = batch.indices.to(x.device)
-        seen = self.teacher[images]
+        seen = functional.normalize(self.teacher[images], dim=1)
         other = images[:, None] != images[None, :]
         terms = {"keep": similarity_distillation(x @ x.T, seen @ seen.T, other, self.temperature)}
         total = terms["keep"]
@@ -168,20 +193,16 @@ class LargerViews(Unlabeled):
 
 
 class _Enlarged(nn.Module):
-    """A model whose images are enlarged, and mirrored if asked, before it looks at them."""
+    """A model that sees the same part of an image in more pixels, mirrored if asked."""
 
     def __init__(self, model: Embedder, side: int, mirror: bool) -> None:
         super().__init__()
-        self.model, self.side, self.mirror = model, side, mirror
-        self.preprocessing: Preprocessing = model.preprocessing
+        self.model, self.mirror = model, mirror
+        self.preprocessing: Preprocessing = model.preprocessing.with_crop(side)
 
     def features(self, images: Tensor) -> Tensor:
         """Pooled features. (B, C)"""
-        images = images.flip(-1) if self.mirror else images
-        if images.shape[-1] != self.side:
-            size = (self.side, self.side)
-            images = functional.interpolate(images, size=size, mode="bilinear")
-        return self.model.features(images)
+        return self.model.features(images.flip(-1) if self.mirror else images)
 
 
 def similarity_distillation(

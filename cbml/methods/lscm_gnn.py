@@ -33,6 +33,8 @@ class LSCMGNN(Method):
         seed: Random seed of the network.
     """
 
+    smallest_batch = (2, 2)
+
     def __init__(
         self,
         *,

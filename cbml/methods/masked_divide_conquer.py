@@ -80,6 +80,7 @@ class MaskedDivideConquer(Method):
         seed: Random seed of clusters, batches and pairs.
     """
 
+    smallest_batch = (2, 2)
     parts = ("raw",)
     cluster_of: Tensor  # (N,) cluster of each image, -1 for none
     level: Tensor  # how often clusters have split
@@ -132,6 +133,14 @@ class MaskedDivideConquer(Method):
         """The masks, at a multiple of the learning rate."""
         trained = [mask for mask in self.masks if mask.requires_grad]
         return [ParameterGroup("masks", trained, self.mask_factor, self.mask_decay)]
+
+    def check_images(self, class_sizes: NDArray[np.int64]) -> None:
+        """Refuse images that have no pairs to tell apart."""
+        if int((class_sizes > 1).sum()) < 2:
+            raise BadData(
+                "--method d_and_c: needs two classes of two images; use another method, or more "
+                "images of a class"
+            )
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
         """Batches of the clusters in turn, which are found again and split where that is due."""

@@ -69,6 +69,7 @@ class MIC(Method):
         seed: Random seed of R, clusters, batches and pairs.
     """
 
+    smallest_batch = (2, 2)
     cluster_of: Tensor  # (N,) cluster of each image, -1 for none
 
     def __init__(
@@ -119,6 +120,17 @@ class MIC(Method):
             dim: Width of each; 128 in the paper's tables.
         """
         return (Head(name="classes", dim=dim), Head(name="shared", dim=dim, weight=0.0))
+
+    def check_images(self, class_sizes: NDArray[np.int64]) -> None:
+        """Refuse more clusters than there are images."""
+        self._check_count(int(class_sizes.sum()))
+
+    def _check_count(self, images: int) -> None:
+        if images < self.clusters:
+            raise BadData(
+                f"--method mic: {self.clusters} clusters of {images} images; use fewer, "
+                f"--set method.clusters={max(2, images // 4)}"
+            )
 
     def attach(self, model: Embedder) -> None:
         """Refuse a backbone whose first stage is not known."""
@@ -180,11 +192,7 @@ class MIC(Method):
     def _cluster(self, view: TrainingView, fresh: bool) -> None:
         """Clusters of the first stage, without what tells classes apart, or of z^s."""
         readable = view.readable
-        if len(readable) < self.clusters:
-            raise BadData(
-                f"--method mic: {self.clusters} clusters of {len(readable)} images; use fewer, "
-                "--set method.clusters=NUMBER"
-            )
+        self._check_count(len(readable))
         vectors = view.embed(_Clustered(view.model, fresh=fresh))
         if fresh:
             labels = view.batches.images.known_labels[readable]

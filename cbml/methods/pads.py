@@ -1,7 +1,7 @@
 """PADS: a policy that learns, while the model does, at which distances to draw negatives."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -26,7 +26,7 @@ BINS = 29
 #: What an action multiplies the weight of its bin by.
 FACTORS = (0.8, 1.0, 1.25)
 _EDGES = torch.linspace(0.1, 1.4, BINS + 1, dtype=torch.float64)
-_METRICS = ("recall@1", "recall@2", "recall@4", "recall@8", "intra", "inter", "nmi")
+_CUTOFFS, _METRICS = 4, 7  # values of K, and numbers of q
 _KEPT, _SPANS = 20, (2, 8, 16, 32)  # metrics of so many turns; means over so many
 _SMALLEST, _LARGEST = 1e-25, 1e25  # weights of bins
 _DISCOUNT, _CLIP, _VALUE_WEIGHT = 0.99, 0.2, 0.5
@@ -59,7 +59,7 @@ class PADS(Method):
     included: the authors call it important that "negatives" may be of the anchor's class. The loss
     is the margin loss with β learned, one for each class. Every M updates, t = 0, 1, ...:
 
-        q_t = recall@1, 2, 4, 8, distances within and between classes, nmi of what is held back
+        q_t = recall@K of four K, distances within and between classes, nmi of what is held back
         s_t = last 20 q; means of the last 2, 8, 16 and 32; p; updates done / updates in all
         R_t = recall@1, or its mean with nmi
         for t > 0:  r = sign(R_t - R_{t-1}),   A = r + 0.99 V(s_t) - V(s_{t-1})
@@ -77,6 +77,7 @@ class PADS(Method):
         held_back: Share of each class, at least two images of it. 0.15 for CUB, else 0.1. Of a
             class of fewer than four nothing is held back.
         reward: "recall" for CUB, "recall_and_nmi" for Cars and SOP.
+        recall_at: The four K of q. 1, 2, 4, 8; 1, 10, 100, 1000 for SOP.
         own_class: Whether an anchor's class is among its negatives.
         margin: m. 0.2.
         beta: Start of β. 0.6 for CUB and Cars, 1.2 for SOP.
@@ -84,6 +85,7 @@ class PADS(Method):
         seed: Random seed of the policy, of what is held back, of batches and pairs.
     """
 
+    smallest_batch = (2, 2)
     weights: Tensor  # (bins,) w
     history: Tensor  # (32, 7) q, oldest first
     last_state: Tensor
@@ -98,6 +100,7 @@ class PADS(Method):
         every: int = 30,
         held_back: float = 0.15,
         reward: Reward = "recall",
+        recall_at: Sequence[int] = (1, 2, 4, 8),
         own_class: bool = True,
         margin: float = 0.2,
         beta: float = 0.6,
@@ -109,18 +112,21 @@ class PADS(Method):
         self.own_class, self.seed = own_class, seed
         self.held_back = check_number(held_back, "held_back", above=0.0, at_most=0.5)
         self.reward = check_choice(reward, "reward", Reward)
+        self.recall_at = [check_count(cutoff, "recall_at") for cutoff in recall_at]
+        if len(self.recall_at) != _CUTOFFS or self.recall_at[0] != 1:
+            raise ValueError(f"recall_at: give {_CUTOFFS} numbers, the first of them 1")
         self.margin = check_number(margin, "margin", at_least=0.0)
         self.beta_factor = check_number(beta_factor, "beta_factor", at_least=0.0)
         start = check_number(beta, "beta", above=0.0)
         self.beta = nn.Parameter(torch.full((num_classes,), start))
-        length = len(_METRICS) * (_KEPT + len(_SPANS)) + BINS + 1
+        length = _METRICS * (_KEPT + len(_SPANS)) + BINS + 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.policy = _Policy(length, BINS)
         self.old_policy = copy.deepcopy(self.policy).requires_grad_(False)
         self._optimizer = torch.optim.Adam(self.policy.parameters(), lr=_RATE)
         self.register_buffer("weights", start_weights())
-        self.register_buffer("history", torch.zeros(max(_SPANS), len(_METRICS)))
+        self.register_buffer("history", torch.zeros(max(_SPANS), _METRICS))
         self.register_buffer("last_state", torch.zeros(length))
         self.register_buffer("last_actions", torch.zeros(BINS, dtype=torch.int64))
         self.register_buffer("last_reward", torch.zeros(()))
@@ -134,9 +140,9 @@ class PADS(Method):
         """That of the policy."""
         return {"policy": self._optimizer}
 
-    def start(self, view: TrainingView) -> None:
+    def check_images(self, class_sizes: NDArray[np.int64]) -> None:
         """Refuse a dataset of which nothing can be held back."""
-        if not len(self._held_back(view)):
+        if not (class_sizes >= 2 * _FEWEST).any():
             raise BadData(
                 "--method pads: no class has four images, of which it holds two back to learn its "
                 "policy by; use another method"
@@ -196,12 +202,11 @@ class PADS(Method):
         labels, vectors = view.batches.images.known_labels[held], view.embed(indices=held)
 
         def measure() -> Tensor:
-            found = evaluate(vectors, labels, recall_at=(1, 2, 4, 8)).metrics
-            within, between = class_distances(vectors, labels)
-            named = {**found, "intra": within, "inter": between}
-            return torch.tensor([named[name] for name in _METRICS])
+            found = evaluate(vectors, labels, recall_at=self.recall_at).metrics
+            recalls = [found[f"recall@{cutoff}"] for cutoff in self.recall_at]
+            return torch.tensor([*recalls, *class_distances(vectors, labels), found["nmi"]])
 
-        return view.distributed.from_main_process(measure, torch.zeros(len(_METRICS)))
+        return view.distributed.from_main_process(measure, torch.zeros(_METRICS))
 
     def _turn(self, metrics: Tensor, done: float) -> None:
         """One turn of the policy: learn from the last actions, then act."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cbml.methods.clusters import Labeling, cluster_labels
+from cbml.methods.clusters import Labeling, cluster_labels, spread_labels
 from cbml.methods.whitening import image_features, start_head, whitened
 from cbml.models import Embedder
 from cbml.training import EpochPlan, Method, NonFiniteError, TrainingView
@@ -100,8 +100,7 @@ class PseudoLabels(Method):
             scores = dict(self.study(view.model, labels))
             metadata["study"] = scores
             text += "; study: " + ", ".join(f"{name} {scores[name]:.4f}" for name in scores)
-        next_readable = np.searchsorted(readable, np.arange(len(images)))
-        everyones = labels[np.minimum(next_readable, len(readable) - 1)]
+        everyones = spread_labels(labels, readable, len(images))
         return EpochPlan(labels=everyones, metadata=metadata, text=text)
 
     def _clustered(

@@ -25,6 +25,8 @@ class RankedLevels(Method):
         gallery_gradient: Let the gradient reach the other image too.
     """
 
+    smallest_batch = (2, 2)
+
     def __init__(
         self,
         *,

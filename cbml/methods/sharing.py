@@ -64,6 +64,8 @@ class Sharing(Method):
             raise ValueError("weights: give one number for each of two heads")
         if rule == "classes":
             raise ValueError("rule 'classes': shared triplets cross classes; use 'standard'")
+        # A triplet of three classes, unless labels are shuffled.
+        self.smallest_batch = (2, 2) if rule == "random" else (3, 2)
         self.beta_factor = check_number(beta_factor, "beta_factor", above=0.0)
         self.hidden, self.seed = check_count(hidden, "hidden"), seed
         rules: tuple[Rule, Rule] = ("classes", rule)

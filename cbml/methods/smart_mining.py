@@ -74,17 +74,21 @@ class SmartMining(Method):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("active", torch.zeros((), dtype=torch.int64))
 
+    def check_images(self, class_sizes: NDArray[np.int64]) -> None:
+        """Refuse images of which no triplet can be made."""
+        if int((class_sizes > 0).sum()) < 2 or not (class_sizes > 1).any():
+            raise BadData(
+                "--method smart_mining: needs two classes, and a class of two images, to make "
+                "triplets of"
+            )
+
     def before_epoch(self, view: TrainingView) -> EpochPlan:
         """Triplets, three rows each: anchor, positive, negative."""
         share = self._adapt()
         readable = view.readable
         labels, vectors = view.batches.images.known_labels[readable], view.embed()
         anchors = np.flatnonzero(np.bincount(labels)[labels] > 1)
-        if not len(anchors) or len(np.unique(labels)) < 2:
-            raise BadData(
-                "--method smart_mining: needs two classes, and a class of two images, to make "
-                "triplets of"
-            )
+        self.check_images(np.bincount(labels))  # of those that can be read
         sampler = view.batches.sampler
         assert isinstance(sampler, ClassBalancedSampler)
         steps, rows = sampler.plan(view.epoch).shape

@@ -39,6 +39,8 @@ class SSUML(Projection):
         seed: Random seed of the triplets and of S.
     """
 
+    smallest_batch = (3, 1)
+
     def __init__(
         self,
         *,

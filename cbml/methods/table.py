@@ -1,6 +1,6 @@
 """All methods by name, as text: nothing is imported until one of them is used."""
 
-import importlib
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +23,8 @@ class MethodEntry:
             "each" where every image is a class of its own.
         defaults: Fields of a run's config that it starts with, by section, where the method's
             authors are known to have chosen otherwise than this paper's.
+        by_dataset: Options that the authors chose for one dataset, by its name, where they are not
+            those of the class; the rows of the paper's tables have them.
     """
 
     location: str
@@ -32,11 +34,11 @@ class MethodEntry:
     note: str = ""
     labels: Literal["known", "none", "each"] = "known"
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    by_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def load(self) -> "type[Method]":
         """Import the class."""
-        module, _, name = self.location.partition(":")
-        found: type[Method] = getattr(importlib.import_module(module), name)
+        found: type[Method] = pkgutil.resolve_name(self.location)
         return found
 
 
@@ -67,7 +69,9 @@ METHODS: dict[str, MethodEntry] = {
         title="neighbors and similarities of enlarged images, taught to the model at its own size",
         labels="each",
         defaults={
-            "training": {"samples_per_class": 1, "choose_by": "agreement", "validate_every": 20}
+            "augmentation": {"min_area": 0.5},
+            "optimizer": {"learning_rate": 4e-4},
+            "training": {"samples_per_class": 1, "choose_by": "agreement", "validate_every": 40},
         },
     ),
     "nce": MethodEntry(
@@ -160,6 +164,7 @@ METHODS: dict[str, MethodEntry] = {
         location="cbml.methods.hdc:HDC",
         title="three depths, each with a contrastive loss on its hardest pairs",
         printed=("HDC",),
+        by_dataset={"cub": {"weights": [1.0, 1.0, 2.0]}, "cars": {"weights": [1.0, 2.0, 3.0]}},
     ),
     "rll_lmh": MethodEntry(
         location="cbml.methods.ranked_levels:RankedLevels",
@@ -185,6 +190,7 @@ METHODS: dict[str, MethodEntry] = {
         location="cbml.methods.divide_conquer:DivideConquer",
         title="clusters of the images train slices of the embedding, then all of it",
         printed=("Divide-Conquer",),
+        by_dataset={"sop": {"clusters": 8}, "inshop": {"clusters": 8}},
         defaults={"model": {"dim": 128}, "training": {"samples_per_class": 4}},
     ),
     "d_and_c": MethodEntry(
@@ -197,12 +203,27 @@ METHODS: dict[str, MethodEntry] = {
         location="cbml.methods.mic:MIC",
         title="a second embedding, of clusters, learns what classes share",
         printed=("MIC+Margin",),
+        by_dataset={
+            "cars": {"clusters": 150, "adversary_weight": 500.0},
+            "sop": {"clusters": 50, "adversary_weight": 250.0, "shared_probability": 0.5},
+            "inshop": {"clusters": 150, "adversary_weight": 250.0},
+        },
         defaults={"model": {"dim": 128}, "training": {"samples_per_class": 4}},
     ),
     "pads": MethodEntry(
         location="cbml.methods.pads:PADS",
         title="a policy learns at which distances to draw negatives",
         printed=("PADS",),
+        by_dataset={
+            "cars": {"held_back": 0.1, "reward": "recall_and_nmi", "beta_factor": 50.0},
+            "sop": {
+                "every": 60,
+                "held_back": 0.1,
+                "reward": "recall_and_nmi",
+                "recall_at": [1, 10, 100, 1000],
+                "beta": 1.2,
+            },
+        },
         defaults={"model": {"dim": 128}, "training": {"samples_per_class": 2}},
     ),
     "smart_mining": MethodEntry(
@@ -215,6 +236,7 @@ METHODS: dict[str, MethodEntry] = {
         location="cbml.methods.hdml:HDML",
         title="N-pairs whose negatives are pulled closer, through a generator that keeps them real",
         printed=("HDML",),
+        by_dataset={"cars": {"balance": 1e4, "norm_weight": 0.003}},
     ),
     "drml_pa": MethodEntry(
         location="cbml.methods.drml:ProxyAnchorDRML",
@@ -236,6 +258,10 @@ METHODS: dict[str, MethodEntry] = {
         location="cbml.methods.sharing:Sharing",
         title="one head for what tells classes apart, one for what they share",
         printed=("Sharing-DML",),
+        by_dataset={
+            "cars": {"shared_weight": 0.15, "decorrelation": 100.0},
+            "sop": {"shared_weight": 0.2, "decorrelation": 150.0},
+        },
         defaults={"model": {"dim": 256}, "training": {"samples_per_class": 2}},
     ),
     "pa_diml": MethodEntry(

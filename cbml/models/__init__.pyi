@@ -4,7 +4,6 @@ from .backbones import find_backbone as find_backbone
 from .embedder import BATCH_NORMS as BATCH_NORMS
 from .embedder import Embedder as Embedder
 from .embedding import embed as embed
-from .embedding import embed_across as embed_across
 from .embedding import embed_outputs as embed_outputs
 from .execution import Execution as Execution
 from .execution import bfloat16_survives as bfloat16_survives

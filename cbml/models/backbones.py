@@ -83,8 +83,8 @@ def add_backbone(name: str, build: Callable[[], nn.Module]) -> None:
     ImageNet, unless the network has an attribute `preprocessing`.
 
     Args:
-        name: to find it by; models trained with it ask for the same name when they are loaded.
-        build: gives the network, random or with weights: images (B, 3, H, W) -> a map
+        name: To find it by; models trained with it ask for the same name when they are loaded.
+        build: Gives the network, random or with weights: images (B, 3, H, W) -> a map
             (B, C, H, W) or vectors (B, C).
     """
     with torch.random.fork_rng(devices=[]):

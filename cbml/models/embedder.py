@@ -32,8 +32,7 @@ from cbml.models.heads import (
     resolve_levels,
 )
 from cbml.models.preprocessing import Preprocessing
-from cbml.models.saved import read_model, write_model
-from cbml.models.weights import load_weights
+from cbml.models.weights import load_weights, read_model, write_model
 from cbml.outputs import Outputs
 
 BATCH_NORMS = ("trained", "frozen_statistics", "frozen")
@@ -61,7 +60,7 @@ class Embedder(nn.Module):
         weights: "imagenet", "package", "none", a Path or "path:<file>"; "default" takes the usual
             source of the backbone.
         preprocessing: Another size or normalization of the images than the backbone's own.
-        heads: sub-embeddings in place of the one linear layer.
+        heads: Sub-embeddings in place of the one linear layer.
         head: Another head than a linear layer; see `cbml.models.head_kinds`.
         reranker: Name of the reranker that searches with this model use; None for none.
         seed: Random seed of the head's start values, and of the backbone's where no weights are

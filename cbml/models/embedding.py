@@ -28,6 +28,7 @@ def embed(
     batch_size: int = 64,
     processes: int = 0,
     execution: Execution | None = None,
+    group: distributed.ProcessGroup | None = None,
     progress: bool | Report = True,
 ) -> Rows:
     """Unit vectors of all images in their order, (N, D) float32.
@@ -39,18 +40,25 @@ def embed(
     Args:
         model: An Embedder, or any module with a `preprocessing` that gives one row per image.
         images: uint8 RGB images (arrays H × W × 3 or tensors 3 × H × W), or whatever `load`
-            takes, such as paths; an dataset with `.paths` will do.
+            takes, such as paths; a dataset with `.paths` will do.
         load: Turns one item of `images` into a uint8 image; needed for paths.
         batch_size: Images in one forward pass.
         processes: Processes that load and frame images beside this one; `images` must then be a
             sequence.
         execution: How the model is run; by default channels-last in float32.
-        progress: True shows it on standard error; a function is called with the number done.
+        group: Group of torch.distributed whose processes share the work, each called with the same
+            sequence: process r embeds the r-th of nearly equal slices, and gets the whole array.
+        progress: True shows it on standard error, in the first process; a function is called with
+            the number done.
     """
     items: Any = getattr(images, "paths", images)
     known = isinstance(items, Sequence | np.ndarray | Tensor)
-    if processes and not known:
+    if (processes or group is not None) and not known:
         raise BadData("processes need a sequence of images: put them into a list, or use 0")
+    if group is not None:
+        return _across(
+            model, items, group, load, batch_size, processes, execution=execution, progress=progress
+        )
     if known:
         reader = ImageReader(items, load, _preprocessing(model), stop=len(items))
         batches, total = reader.batches(batch_size, processes), len(items)
@@ -58,35 +66,6 @@ def embed(
         reader = ImageReader((), load, _preprocessing(model))
         batches, total = reader.stream(items, batch_size), None
     return _run(model, batches, total, execution, progress)
-
-
-def embed_across(
-    model: nn.Module,
-    images: Sequence[Any],
-    group: distributed.ProcessGroup,
-    *,
-    load: Callable[[Any], Any] | None = None,
-    batch_size: int = 64,
-    processes: int = 0,
-    execution: Execution | None = None,
-    progress: bool | Report = True,
-) -> Rows:
-    """`embed` shared among the processes of a group; each of them gets the whole array.
-
-    Args:
-        model: The same in every process.
-        images: The same in every process, a sequence.
-        group: Group of torch.distributed; process r embeds the r-th of nearly equal slices.
-        load: As in `embed`.
-        batch_size: As in `embed`.
-        processes: As in `embed`, for each process of the group.
-        execution: As in `embed`.
-        progress: As in `embed`, in the first process.
-    """
-    items: Sequence[Any] = getattr(images, "paths", images)
-    return _across(
-        model, items, group, load, batch_size, processes, execution=execution, progress=progress
-    )
 
 
 def _across(
@@ -125,7 +104,7 @@ def embed_outputs(
     batch_size: int = 64,
     progress: bool | Report = False,
 ) -> Outputs:
-    """As `embed` or `embed_across`, with further parts of the outputs; N rows each, on the CPU.
+    """As `embed`, with further parts of the outputs; N rows each, on the CPU.
 
     Args:
         model: An Embedder, or another network with `forward_outputs`.

@@ -134,7 +134,7 @@ def device_of(model: nn.Module) -> torch.device:
     """Where a model's parameters are.
 
     Args:
-        model: any module; one without parameters counts as on the CPU.
+        model: Any module; one without parameters counts as on the CPU.
     """
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
@@ -185,7 +185,7 @@ def fold_batch_norms(model: nn.Module, images: Tensor) -> int:
     is run before and after: if its output moves, the order was misleading and all is undone.
 
     Args:
-        images: some input for the comparison. (B, 3, H, W)
+        images: Some input for the comparison. (B, 3, H, W)
     """
     found = (pair for module in model.modules() for pair in _pairs(module))
     pairs = [pair for pair in found if "forward" not in vars(pair[0])]  # not folded before

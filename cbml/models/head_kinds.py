@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cbml.errors import BadData
-from cbml.models.backbones import find_backbone
-from cbml.models.heads import LEVELS
+from cbml.models.heads import module_of
 from cbml.models.preprocessing import Preprocessing
 
 
@@ -51,8 +50,8 @@ class ColorFusion:
     """A histogram of hue, saturation and value beside the features.
 
     Args:
-        width: Of the layer in which both meet.
-        bins: Of hue, saturation and value.
+        width: Width of the layer in which both meet.
+        bins: Bins of hue, saturation and value.
     """
 
     width: int = 512
@@ -110,12 +109,7 @@ def resolve_head(head: HeadKind | None, backbone: str, dim: int) -> HeadKind | N
         return head
     if dim < head.count:
         raise BadData(f"dim {dim}: {head.count} attentions need at least as many numbers")
-    if head.tap not in LEVELS:
-        return head
-    levels = find_backbone(backbone).levels
-    if levels is None:
-        raise BadData(f"{backbone}: its low and middle levels are not known; use another backbone")
-    return dataclasses.replace(head, tap=levels[LEVELS.index(head.tap)])
+    return dataclasses.replace(head, tap=module_of(head.tap, backbone))
 
 
 class AttentionHead(nn.Module):

@@ -146,12 +146,7 @@ def feature_piece(features: Tensor, place: int, count: int) -> Tensor:
 
 
 def piece_width(features: int, place: int, count: int) -> int:
-    """How wide that piece is.
-
-    Args:
-        features: C.
-        place: Which of them, from 0.
-    """
+    """How wide that piece is."""
     return features * (place + 1) // count - features * place // count
 
 
@@ -175,7 +170,7 @@ class GeneralizedMean(nn.Module):
 
     Args:
         power: p, the start value; it is learned. 3 is the value of the GeM paper (Radenović 2018).
-        floor: smallest feature value, so that the root has a gradient.
+        floor: Smallest feature value, so that the root has a gradient.
     """
 
     def __init__(self, *, power: float = 3.0, floor: float = 1e-6) -> None:
@@ -187,18 +182,14 @@ class GeneralizedMean(nn.Module):
         """The pooled features, (B, C, H, W) -> (B, C).
 
         Args:
-            features: the map, float32: powers of half-precision numbers overflow.
+            features: The map, float32: powers of half-precision numbers overflow.
         """
         raised = features.clamp(min=self.floor).pow(self.power)
         return raised.mean((-2, -1)).pow(1 / self.power)
 
 
 def pool(features: Tensor, kind: str) -> Tensor:
-    """Average, maximum or their sum over the places of a map, (B, C, H, W) -> (B, C).
-
-    Args:
-        kind: "average", "max" or "average_max".
-    """
+    """Average, maximum or their sum over the places of a map, (B, C, H, W) -> (B, C)."""
     if kind == "average":
         return features.mean((-2, -1))
     if kind == "max":
@@ -339,13 +330,17 @@ def resolve_levels(heads: Sequence[Head], backbone: str) -> tuple[Head, ...]:
         heads: Some may read a level.
         backbone: Name of the backbone.
     """
-    if not any(head.tap in LEVELS for head in heads):
-        return tuple(heads)
+    return tuple(dataclasses.replace(head, tap=module_of(head.tap, backbone)) for head in heads)
+
+
+def module_of(tap: str, backbone: str) -> str:
+    """The module of a backbone that a tap means, by its own name or by that of a level."""
+    if tap not in LEVELS:
+        return tap
     levels = find_backbone(backbone).levels
     if levels is None:
         raise BadData(f"{backbone}: its low and middle levels are not known; use another backbone")
-    taps = dict(zip(LEVELS, levels, strict=True))
-    return tuple(dataclasses.replace(head, tap=taps.get(head.tap, head.tap)) for head in heads)
+    return levels[LEVELS.index(tap)]
 
 
 def _layers(head: Head, width: int) -> nn.Module:

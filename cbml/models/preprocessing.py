@@ -129,7 +129,7 @@ class Batch:
 
     Args:
         images: uint8, (B, 3, crop, crop).
-        names: what to call each of them in a message.
+        names: What to call each of them in a message.
     """
 
     images: Tensor
@@ -146,10 +146,10 @@ class ImageReader(Dataset[Any]):
     """Reads items, frames them, and remembers what they are called.
 
     Args:
-        items: images, or what `load` takes.
-        load: item -> image, or None when the items are images.
-        preprocessing: says which part of an image is kept, and at which size.
-        start: number of the first item to read.
+        items: Images, or what `load` takes.
+        load: Item -> image, or None when the items are images.
+        preprocessing: Says which part of an image is kept, and at which size.
+        start: Number of the first item to read.
     """
 
     items: Sequence[Any]
@@ -170,7 +170,7 @@ class ImageReader(Dataset[Any]):
         """One framed image and its name, or what went wrong.
 
         Args:
-            number: its place in the whole, its name if it has no path.
+            number: Its place in the whole, its name if it has no path.
         """
         name = os.fspath(item) if isinstance(item, str | os.PathLike) else f"image {number}"
         try:
@@ -184,7 +184,7 @@ class ImageReader(Dataset[Any]):
         """All items, in batches, in order.
 
         Args:
-            processes: that read beside this one, each at most two batches ahead.
+            processes: That read beside this one, each at most two batches ahead.
         """
         for batch in DataLoader(self, batch_size, num_workers=processes, collate_fn=_collect):
             yield _checked(batch)

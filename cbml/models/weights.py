@@ -1,4 +1,4 @@
-"""Where a backbone's weights come from, and how they are checked before they are used.
+"""Where a backbone's weights come from, how they are checked, and models on disk.
 
 Four sources: "imagenet" (a download, its hash checked), "package" (inside an installed package),
 a file, and "none". Whatever the source, names and shapes must fit exactly, every number must be
@@ -6,6 +6,7 @@ finite, and one line of provenance says what was loaded. No file that is read he
 """
 
 import importlib.metadata
+import json
 import re
 import socket
 import sys
@@ -21,7 +22,7 @@ import torchvision
 from torch import Tensor, nn
 
 from cbml.errors import BadData, DamagedFile, MissingExtra
-from cbml.files import sha256
+from cbml.files import consistent, load_folder, save_folder, sha256, write_json
 from cbml.models.backbones import Backbone, find_backbone, import_timm
 
 Tensors = dict[str, Tensor]
@@ -245,3 +246,74 @@ def _unreachable(name: str, place: str, error: Exception) -> ConnectionError:
         f"{name}: cannot download ImageNet weights from {place} ({reason}); without a network use "
         f"weights='package'{package}, weights='path:<file>' or weights='none'"
     )
+
+
+# Saved models: tensors as safetensors, settings as JSON, both under a manifest of SHA-256 sums.
+
+KIND = "cbml model 2"
+_SETTINGS: dict[str, type] = {
+    "backbone": str,
+    "dim": int,
+    "pooling": str,
+    "batch_norm": str,
+    "preprocessing": dict,
+    "provenance": str,
+    "heads": list,
+}
+
+
+def write_model(
+    folder: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, object]
+) -> None:
+    """Save tensors and settings as one model folder, in one step.
+
+    Args:
+        folder: Made if missing; a model in it is replaced.
+        tensors: Name -> tensor, every number finite.
+        settings: The settings to build the same network again.
+    """
+    # safetensors wants plain row-major memory; a channels-last model is saved all the same.
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    for name, tensor in plain.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise BadData(f"{folder}: not saved, {name} holds NaN or infinity")
+    parts = {
+        "model.safetensors": lambda path: safetensors.torch.save_file(plain, path),
+        "model.json": lambda path: write_json(path, dict(settings)),
+    }
+    save_folder(folder, KIND, parts, {"backbone": settings["backbone"]})
+
+
+def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The checked tensors and settings of a model folder, also while a run is writing there."""
+    return consistent(folder, lambda: _read(folder))
+
+
+def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    parts, _ = load_folder(folder, KIND)
+    if set(parts) != {"model.safetensors", "model.json"}:
+        raise DamagedFile(f"{folder}: a saved model has model.safetensors and model.json")
+    try:
+        settings = json.loads(parts["model.json"].read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DamagedFile(f"{parts['model.json']}: not readable as JSON ({error})") from None
+    if not _is_settings(settings):
+        raise DamagedFile(f"{parts['model.json']}: not the settings of a saved model")
+    try:
+        tensors = safetensors.torch.load_file(parts["model.safetensors"])
+    except Exception as error:  # the hash is right, so somebody meant it: still no traceback
+        reason = " ".join(str(error).split())[:160]
+        raise DamagedFile(f"{parts['model.safetensors']}: {reason}") from None
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise DamagedFile(f"{parts['model.safetensors']}: {name} holds NaN or infinity")
+    return tensors, settings
+
+
+def _is_settings(settings: object) -> bool:
+    if not isinstance(settings, dict) or not isinstance(settings.get("reranker", 0), str | None):
+        return False
+    if not isinstance(settings.get("head"), dict | None):
+        return False
+    plain = {key: value for key, value in settings.items() if key not in ("reranker", "head")}
+    return {key: type(value) for key, value in plain.items()} == _SETTINGS

@@ -6,12 +6,15 @@ from .charts import reliability_chart as reliability_chart
 from .figures import draw_ratios as draw_ratios
 from .figures import draw_reliability as draw_reliability
 from .figures import draw_similarities as draw_similarities
+from .figures import plot_ratio as plot_ratio
+from .figures import plot_similarities as plot_similarities
 from .figures import save_figure as save_figure
+from .figures import similarity_limits as similarity_limits
 from .pages import QueryTiles as QueryTiles
 from .pages import Table as Table
 from .pages import Tile as Tile
 from .pages import neighbor_tile as neighbor_tile
 from .pages import thumbnail as thumbnail
 from .pages import write_page as write_page
-from .run_page import Distribution as Distribution
+from .run_page import score_position as score_position
 from .run_page import write_run_page as write_run_page

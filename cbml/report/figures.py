@@ -30,27 +30,11 @@ def draw_similarities(grid: Grid) -> "Figure":
     """Distributions of the similarities of positive and negative pairs, with their Gaussians.
 
     Args:
-        grid: analyzes by images and model.
+        grid: Analyses by images and model.
     """
     figure, axes = _axes(grid)
-    low, high = _limits(grid)
-    s = np.linspace(low, high, 400)
     for place, one in _cells(axes, grid):
-        coarse = one.histogram.coarser(BINS)
-        facts = one.statistics
-        for kind, color, word in (
-            ("positive", POSITIVE, "same"),
-            ("negative", NEGATIVE, "different"),
-        ):
-            counts: NDArray[np.int64] = getattr(coarse, kind)
-            mean, std = getattr(facts, f"{kind}_mean"), getattr(facts, f"{kind}_std")
-            density = counts / counts.sum() * BINS / 2.0
-            place.stairs(density, coarse.edges, fill=True, color=color, alpha=0.28)
-            place.stairs(density, coarse.edges, color=color, linewidth=1.2, label=f"{word} class")
-            if std > 0.0:
-                gauss = np.exp(-(((s - mean) / std) ** 2) / 2.0) / (std * np.sqrt(2.0 * np.pi))
-                place.plot(s, gauss, color=color, linewidth=1.2, linestyle="--")
-        place.set_xlim(low, high)
+        plot_similarities(place, one, similarity_limits(grid))
         place.text(
             0.02, 0.96, _words(one), transform=place.transAxes, va="top", color=SOFT, fontsize=8
         )
@@ -59,28 +43,36 @@ def draw_similarities(grid: Grid) -> "Figure":
     return figure
 
 
+def plot_similarities(place: "Axes", one: Any, limits: tuple[float, float]) -> None:
+    """Draw the distributions of one analysis, with their Gaussians.
+
+    Args:
+        place: Where to draw them.
+        one: The analysis.
+        limits: The least and the largest similarity that is shown.
+    """
+    coarse, facts, s = one.histogram.coarser(BINS), one.statistics, np.linspace(*limits, 400)
+    for kind, color, word in (("positive", POSITIVE, "same"), ("negative", NEGATIVE, "different")):
+        counts: NDArray[np.int64] = getattr(coarse, kind)
+        mean, std = getattr(facts, f"{kind}_mean"), getattr(facts, f"{kind}_std")
+        density = counts / counts.sum() * BINS / 2.0
+        place.stairs(density, coarse.edges, fill=True, color=color, alpha=0.28)
+        place.stairs(density, coarse.edges, color=color, linewidth=1.2, label=f"{word} class")
+        if std > 0.0:
+            gauss = np.exp(-(((s - mean) / std) ** 2) / 2.0) / (std * np.sqrt(2.0 * np.pi))
+            place.plot(s, gauss, color=color, linewidth=1.2, linestyle="--")
+    place.set_xlim(*limits)
+
+
 def draw_ratios(grid: Grid) -> "Figure":
     """log₁₀ Φ_N as counted, and by the linear and the quadratic exponent.
 
     Args:
-        grid: analyzes by images and model.
+        grid: Analyses by images and model.
     """
     figure, axes = _axes(grid)
-    low, high = _limits(grid)
-    s = np.linspace(low, high, 400)
     for place, one in _cells(axes, grid):
-        coarse = one.histogram.coarser(BINS)
-        enough = (coarse.positive >= FEWEST) & (coarse.negative >= FEWEST)
-        shares = [counts / counts.sum() for counts in (coarse.positive, coarse.negative)]
-        ratio = np.log10(shares[0][enough] / shares[1][enough])
-        place.plot(coarse.centers[enough], ratio, "o", color=INK, markersize=3, label="counted")
-        place.axhline(0.0, color=GRID, zorder=0)
-        for exponent, color in (("linear", POSITIVE), ("quadratic", NEGATIVE)):
-            line = _log_ratio(one, exponent, s)
-            if line is not None:
-                place.plot(s, line / np.log(10.0), color=color, linewidth=1.4, label=exponent)
-        place.set_xlim(low, high)
-        place.set_ylim(*_around(ratio))
+        plot_ratio(place, one, similarity_limits(grid))
     _finish(
         figure,
         axes,
@@ -92,11 +84,33 @@ def draw_ratios(grid: Grid) -> "Figure":
     return figure
 
 
+def plot_ratio(place: "Axes", one: Any, limits: tuple[float, float]) -> None:
+    """Draw log₁₀ Φ_N of one analysis.
+
+    Args:
+        place: Where to draw it.
+        one: The analysis.
+        limits: The least and the largest similarity that is shown.
+    """
+    coarse, s = one.histogram.coarser(BINS), np.linspace(*limits, 400)
+    enough = (coarse.positive >= FEWEST) & (coarse.negative >= FEWEST)
+    shares = [counts / counts.sum() for counts in (coarse.positive, coarse.negative)]
+    ratio = np.log10(shares[0][enough] / shares[1][enough])
+    place.plot(coarse.centers[enough], ratio, "o", color=INK, markersize=3, label="counted")
+    place.axhline(0.0, color=GRID, zorder=0)
+    for exponent, color in (("linear", POSITIVE), ("quadratic", NEGATIVE)):
+        line = _log_ratio(one, exponent, s)
+        if line is not None:
+            place.plot(s, line / np.log(10.0), color=color, linewidth=1.4, label=exponent)
+    place.set_xlim(*limits)
+    place.set_ylim(*_around(ratio))
+
+
 def draw_reliability(checks: Mapping[str, Any]) -> "Figure":
     """Confidence against accuracy of results; the size of a point is how many there are.
 
     Args:
-        checks: by a name for the legend.
+        checks: By a name for the legend.
     """
     figure = _figure(4.6, 4.4)
     place = figure.subplots()
@@ -120,8 +134,8 @@ def save_figure(figure: "Figure", folder: Path, name: str) -> list[Path]:
 
     Args:
         figure: a drawing.
-        folder: that exists.
-        name: of the files, without an ending.
+        folder: That exists.
+        name: Name of the files, without an ending.
     """
     paths = [folder / f"{name}.{ending}" for ending in ("png", "svg")]
     for path in paths:
@@ -155,8 +169,12 @@ def _words(one: Any) -> str:
     )
 
 
-def _limits(grid: Grid) -> tuple[float, float]:
-    """From the lowest similarity that a thousandth of the pairs is below, in tenths, up to 1."""
+def similarity_limits(grid: Grid) -> tuple[float, float]:
+    """From the lowest similarity that a thousandth of the pairs is below, in tenths, up to 1.
+
+    Args:
+        grid: Analyses by images and model.
+    """
     lows = [-0.2]
     for row in grid.values():
         for one in row.values():

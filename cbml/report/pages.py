@@ -130,7 +130,7 @@ def thumbnail(image: "Tensor | Image.Image", side: int = 72) -> str:
 
     Args:
         image: Pixels (3, H, W) as uint8, or an image of Pillow.
-        side: Of the square that it fills; twice as many pixels are kept for sharp screens.
+        side: Side of the square that it fills; twice as many pixels are kept for sharp screens.
     """
     if not isinstance(image, Image.Image):
         image = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())

@@ -1,19 +1,14 @@
 """report.html of a run: scores, curves, similarities, queries, settings."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 
-from cbml.report.charts import histogram_chart, line_chart, reliability_chart
+from cbml.report.charts import line_chart, reliability_chart
 from cbml.report.pages import QueryTiles, Table, write_page
 
-_BINS = 60
 _NAMES = {
     "map@r": "MAP@R",
     "r_precision": "R-precision",
@@ -42,62 +37,12 @@ _FILES = {
 }
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """How similar the pairs of a dataset are.
-
-    Args:
-        title: Which images.
-        edges: Edges of the bins.
-        positive: Share of the positive pairs in each bin.
-        negative: Share of the negative pairs in each bin.
-        means: Mean similarity of positive and of negative pairs; NaN without such pairs.
-    """
-
-    title: str
-    edges: Sequence[float]
-    positive: Sequence[float]
-    negative: Sequence[float]
-    means: tuple[float, float]
-
-    @classmethod
-    def of(
-        cls, title: str, embeddings: NDArray[np.float32], labels: NDArray[np.int64]
-    ) -> "Distribution":
-        """Histograms of the similarities of all pairs.
-
-        Args:
-            title: Which images.
-            embeddings: Unit vectors. (N, D)
-            labels: Of the embeddings. (N,)
-        """
-        first, second = np.triu_indices(len(labels), k=1)
-        similarity = (embeddings @ embeddings.T)[first, second]
-        same = labels[first] == labels[second]
-        low = min(0.0, np.floor(float(similarity.min(initial=0.0)) * 10) / 10)
-        edges = np.linspace(max(low, -1.0), 1.0, _BINS + 1)
-        clipped = similarity.clip(edges[0], 1.0)
-        positive, negative = (
-            np.histogram(clipped[kind], edges)[0] / max(int(kind.sum()), 1)
-            for kind in (same, ~same)
-        )
-        means = [
-            float(similarity[kind].mean()) if kind.any() else math.nan for kind in (same, ~same)
-        ]
-        shares = (positive.tolist(), negative.tolist())
-        return cls(title, edges.tolist(), *shares, (means[0], means[1]))
-
-    def chart(self) -> Markup:
-        """The histograms as a figure."""
-        return histogram_chart(self.title, self.edges, self.positive, self.negative, self.means)
-
-
 def write_run_page(
     path: Path,
     record: Mapping[str, Any],
     metrics: Sequence[Mapping[str, Any]],
     *,
-    distributions: Sequence[Distribution] = (),
+    histograms: Sequence[Markup] = (),
     queries: Sequence[tuple[str, Sequence[QueryTiles]]] = (),
     classes: Table | None = None,
     calibration: Mapping[str, Any] | None = None,
@@ -110,7 +55,7 @@ def write_run_page(
         path: The file to create or replace.
         record: run.json.
         metrics: The lines of metrics.jsonl.
-        distributions: Similarities of pairs, a chart each.
+        histograms: Charts of the similarities of pairs.
         queries: Titles, each with queries and their neighbors.
         classes: Scores of each class.
         calibration: "check" of calibration.json.
@@ -125,7 +70,7 @@ def write_run_page(
         alarms=[*_no_gain(record), *_alarms(metrics)],
         scores=_scores(record, metrics),
         curves=_curves(metrics, "images" if _known_classes(record) else "classes"),
-        histograms=[one.chart() for one in distributions],
+        histograms=histograms,
         reliability=_reliability(calibration, record.get("test_reliability")),
         calibration_note=calibration_note,
         queries=queries,
@@ -168,7 +113,7 @@ def _scores(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
     found = {name for part in columns.values() for name in part} - {"recall@1000"}
     rows = [
         (_title(name), *(_percent(part.get(name)) for part in columns.values()))
-        for name in sorted(found, key=_position)
+        for name in sorted(found, key=score_position)
     ]
     return Table(("", *columns), rows, note=_note(record))
 
@@ -192,8 +137,12 @@ def _title(name: str) -> str:
     return _NAMES.get(name, name.replace("recall", "Recall"))
 
 
-def _position(name: str) -> tuple[int, str]:
-    """Recall@K by K, then the others in their usual order."""
+def score_position(name: str) -> tuple[int, str]:
+    """Where a score stands among others: Recall@K by K, then the rest in their usual order.
+
+    Args:
+        name: Such as "recall@1" or "map@r".
+    """
     if name.startswith("recall@"):
         return int(name.removeprefix("recall@")), name
     known = list(_NAMES)

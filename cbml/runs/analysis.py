@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from cbml.files import write_json
 from cbml.models import Embedder
 from cbml.query_gallery import QueryGallery
 from cbml.report import draw_ratios, draw_reliability, draw_similarities, save_figure
-from cbml.runs.analysis_page import write_analysis_page
 from cbml.runs.build import build_model, load_splits, training_splits
 from cbml.runs.config import RunConfig
-from cbml.runs.evaluate import embed_images, joined, note_test_evaluation, shows_test_images
+from cbml.runs.evaluate import embed_images, note_test_evaluation, shows_test_images
 from cbml.runs.folder import model_folder, recorded_config
-from cbml.runs.loss_parameters import sample_indices
+from cbml.runs.parts import sample_indices
+from cbml.runs.report import write_analysis_page
 from cbml.training import Callback
 
 Grid = dict[str, dict[str, SetAnalysis]]  # by images, then by model
@@ -135,7 +136,7 @@ def _samples(config: RunConfig, *, whole: bool, test: bool) -> dict[str, _Sample
     seed = config.training.seed
     parts = {name: images for name, images in load_splits(config).parts().items() if len(images)}
     if whole:
-        return {"given": _Sample.of(joined(parts.values()), seed)}
+        return {"given": _Sample.of(reduce(ImageDataset.joined, parts.values()), seed)}
     if config.data.labels != "known" and not config.pseudo_labels.study:
         parts = _as_trained(config, parts)
     names = ("train", "validation", "test") if test else ("train", "validation")
@@ -147,7 +148,8 @@ def _samples(config: RunConfig, *, whole: bool, test: bool) -> dict[str, _Sample
 
 def _as_trained(config: RunConfig, parts: Mapping[str, ImageDataset]) -> dict[str, ImageDataset]:
     """The parts for a run without labels: nothing was held out but what is only for testing."""
-    learned = joined(parts[name] for name in ("train", "validation") if name in parts)
+    known = [parts[name] for name in ("train", "validation") if name in parts]
+    learned = reduce(ImageDataset.joined, known)
     # Of a plain folder all images are trained on; then none of them can test anything.
     seen = set(training_splits(config).train.paths)
     rest = {name: images for name, images in parts.items() if name not in ("train", "validation")}

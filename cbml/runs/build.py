@@ -1,9 +1,9 @@
 """From a config to the parts of a run: images, model, loss, batches."""
 
 import dataclasses
-import importlib
 import inspect
 import os
+import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from cbml.data import (
     SPLIT_NAMES,
     Batches,
     ImageDataset,
+    PackedImages,
     Splits,
     TrainTransform,
     cache_folder,
@@ -28,6 +29,7 @@ from cbml.data import (
     unlabeled_splits,
 )
 from cbml.errors import BadData, nearest
+from cbml.evaluation import score_names
 from cbml.losses import build_loss
 from cbml.methods import METHODS
 from cbml.models import (
@@ -42,7 +44,7 @@ from cbml.models import (
 from cbml.runs.config import RunConfig
 from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.sections import LossConfig, MethodConfig
-from cbml.training import Distributed, Method, keep_freed_memory
+from cbml.training import Distributed, Method, check_batch_shape, keep_freed_memory
 from cbml.training import build_batches as build_training_batches
 
 _SPLITS = {(name,) for name in SPLIT_NAMES}
@@ -148,11 +150,7 @@ def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:
 
 
 def with_start(config: RunConfig) -> RunConfig:
-    """The config with the network of the model that it starts from.
-
-    Args:
-        config: May name a run or a saved model in `model.start`.
-    """
+    """The config with the network of the model that it starts from."""
     if config.model.start is None:
         return config
     start = Embedder.load(model_folder(Path(config.model.start)))
@@ -291,20 +289,13 @@ def check_options(config: RunConfig) -> None:
     if isinstance(method, Method):
         resolve_levels(method.heads(config.model.dim), config.model.backbone)
         resolve_head(method.head, config.model.backbone, config.model.dim)
-        check_samples(config, method)
-
-
-def check_samples(config: RunConfig, method: nn.Module) -> None:
-    """Refuse batches with fewer images of a class than the method needs.
-
-    Args:
-        config: Names the batch size, or leaves it open.
-    """
-    fewest = method.fewest_samples if isinstance(method, Method) else 1
-    if (config.training.samples_per_class or fewest) < fewest:
+    known = config.data.labels == "known"
+    classes = config.training.classes_per_batch if known else None
+    check_batch_shape(method, classes, config.training.samples_per_class)
+    scores = [*score_names(clustering=False), *getattr(method, "judged_by", ())]
+    if known and config.training.choose_by not in (None, *scores):
         raise BadData(
-            f"--method {config.method.name}: needs {fewest} images of a class in a batch, and "
-            f"samples_per_class is {config.training.samples_per_class}"
+            f"choose_by={config.training.choose_by}: no such score; use one of {', '.join(scores)}"
         )
 
 
@@ -327,9 +318,8 @@ def use_backbone(name: str | None) -> None:
 
 
 def _import(name: str, option: str, kind: str) -> Any:
-    module, _, inner = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), inner)
+        return pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadData(
             f"--{option} {name}: {error}; write package.module:{kind}, with the package installed "
@@ -371,6 +361,17 @@ def build_batches(
         progress: Called with images read and images in all.
     """
     side = short_side(config.model.crop)
+    source = pack(images.paths, cache_folder() / "packed", short_side=side, progress=progress)
+    return draw_batches(config, images, distributed, source)
+
+
+def draw_batches(
+    config: RunConfig,
+    images: ImageDataset,
+    distributed: Distributed,
+    source: PackedImages | None = None,
+) -> Batches:
+    """The batches of this process, from packed images or from the files themselves."""
     return build_training_batches(
         images,
         transform=train_transform(config),
@@ -379,7 +380,7 @@ def build_batches(
         samples_per_class=config.training.samples_per_class,
         batch_range=None if images.labels is not None else config.pseudo_labels.batch_sizes,
         seed=config.training.seed,
-        source=pack(images.paths, cache_folder() / "packed", short_side=side, progress=progress),
+        source=source,
         workers=config.data.workers,
         bad_limit=config.data.bad_limit,
     )

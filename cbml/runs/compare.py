@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cbml.errors import BadData
-from cbml.evaluation import METRICS
-from cbml.runs.config import RunConfig
+from cbml.report import score_position
+from cbml.runs.config import RunConfig, parse_overrides
 from cbml.runs.folder import recorded_config
-from cbml.runs.names import parse_overrides
 from cbml.runs.sections import LENGTHS, SECTIONS
 from cbml.training import read_metrics, read_record
 
@@ -47,11 +46,7 @@ def resumed_config(folder: Path, texts: list[str]) -> RunConfig:
 
 
 def check_same_run(folder: Path, config: RunConfig) -> RunConfig:
-    """The config, filled in as the run has filled it; every other difference is refused by name.
-
-    Args:
-        config: What the run is to be continued with.
-    """
+    """The config, filled in as the run has filled it; every other difference is refused by name."""
     before, config = recorded_config(folder), as_recorded(folder, config)
     then, now = flat_config(before), flat_config(config)
     for name in [*then, *(name for name in now if name not in then)]:
@@ -151,15 +146,8 @@ def _scores(run: Path) -> dict[str, float]:
     return {
         f"{part} {name}": all_[name]
         for part, all_ in parts.items()
-        for name in sorted(all_, key=_position)
+        for name in sorted(all_, key=score_position)
     }
-
-
-def _position(name: str) -> tuple[int, int]:
-    """Recall@K by K, then the others in their usual order; run.json has them by name."""
-    if name.startswith("recall@"):
-        return 0, int(name.removeprefix("recall@"))
-    return 1, list(METRICS).index(name) if name in METRICS else len(METRICS)
 
 
 def _notes(runs: tuple[Path, Path]) -> list[str]:

@@ -1,15 +1,21 @@
-"""Every choice of a run, in one typed and frozen `RunConfig`."""
+"""Every choice of a run, in one typed and frozen `RunConfig`, and the words users write for it.
+
+All of it is checked before anything heavy is imported.
+"""
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_origin, get_type_hints
 
-from cbml.errors import BadData
+from cbml.errors import BadData, nearest
+from cbml.losses import LOSSES
 from cbml.methods import METHODS
+from cbml.models import BACKBONES
 from cbml.runs.old_records import current_sections
 from cbml.runs.sections import (
+    FLAT_KEYS,
     LENGTHS,
     SECTIONS,
     AugmentationConfig,
@@ -23,6 +29,9 @@ from cbml.runs.sections import (
     Section,
     TrainingConfig,
     changed_section,
+    checked,
+    kinds_of,
+    plain_value,
 )
 
 if TYPE_CHECKING:
@@ -281,3 +290,96 @@ def _defaults_for(data: DataConfig, method: MethodConfig) -> Changes:
         for name, part in layer.items():
             start[name] = start.get(name, {}) | dict(part)
     return start
+
+
+def check_names(config: RunConfig) -> None:
+    """Refuse a misspelled loss, method or backbone, and a method that these labels do not suit.
+
+    Names with a colon are classes of the user's own, or networks of timm; they are looked up later.
+
+    Args:
+        config: Names them.
+    """
+    names: tuple[tuple[str, str | None, Collection[str]], ...] = (
+        ("method", config.method.name, METHODS),
+        ("loss", config.loss.name, LOSSES),
+        ("backbone", config.model.backbone, BACKBONES),
+    )
+    for kind, name, known in names:
+        if name is not None and ":" not in name and name not in known:
+            more = "; others by 'timm:<name>'" if kind == "backbone" else ""
+            raise BadData(f"{kind} {name!r}: no such {kind}; {nearest(name, known)}{more}")
+    method, labels = config.method.name, config.data.labels
+    if method in METHODS and METHODS[method].labels != labels:
+        wanted = METHODS[method].labels
+        raise BadData(f"--method {method}: learns with --labels {wanted}, not {labels}")
+
+
+def list_methods() -> dict[str, dict[str, str]]:
+    """The losses and the methods, each with one line about it."""
+    losses = {name: _first_line(kind) for name, kind in LOSSES.items()}
+    methods = {name: entry.title + _condition(name) for name, entry in METHODS.items()}
+    return {"losses": losses, "methods": methods}
+
+
+def _condition(method: str) -> str:
+    """The labels that a method asks for, where they are not known."""
+    labels = METHODS[method].labels
+    alone = ", without --method" if method == "pseudo_labels" else ""
+    return "" if labels == "known" else f" (--labels {labels}{alone})"
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or kind.__name__).strip().splitlines()[0]
+
+
+_OPTIONS = ("loss", "method")  # sections whose further keys are options of what they name
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Changes by section and field, as `RunConfig` and `RunConfig.replace` take them.
+
+    This is the one place where text becomes settings.
+
+    Args:
+        texts: "key=value" each; a key is a field, "section.field", or "loss." or "method." and an
+            option.
+    """
+    changes: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise BadData(f"--set {text}: write key=value")
+        section, field = _place(key)
+        hint = get_type_hints(SECTIONS[section]).get(field)
+        typed = plain_value(value) if hint is None else _typed(hint, key, value)
+        part = changes.setdefault(section, {})
+        part[field] = typed
+        if field in LENGTHS and typed is not None:  # the later word counts
+            changes[section] = {name: part[name] for name in part if name not in LENGTHS}
+            changes[section][field] = typed
+    return changes
+
+
+def _place(key: str) -> tuple[str, str]:
+    """The section and the field, or the option, that a key names."""
+    if key in FLAT_KEYS:
+        return FLAT_KEYS[key]
+    section, dot, field = key.partition(".")
+    if dot and field and section in SECTIONS:
+        fields = get_type_hints(SECTIONS[section])
+        if (field in fields and field != "options") or section in _OPTIONS:
+            return section, field
+        raise BadData(f"--set {key}: no such setting; {nearest(field, sorted(fields))}")
+    raise BadData(f"--set {key}: no such setting; {nearest(key, sorted(FLAT_KEYS))}")
+
+
+def _typed(hint: Any, key: str, text: str) -> Any:
+    """A text as the value of a field; what does not fit the field is refused."""
+    kinds, value = kinds_of(hint), plain_value(text)
+    if get_origin(hint) is Literal or (str in kinds and not (value is None and None in kinds)):
+        value = text
+    try:
+        return checked(key, hint, value)
+    except BadData as error:
+        raise BadData(f"--set {key}={text}: {error}") from None

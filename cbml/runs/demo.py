@@ -4,6 +4,7 @@ The gallery arrives as a function: it stands beside this package, not below it.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,26 +13,74 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbml.bayes import MatchProbability, analyze_set, check_results
+from cbml.bayes import MatchProbability, Reliability, SetAnalysis, analyze_set, check_results
 from cbml.data import ImageDataset, PackedDataset
 from cbml.errors import BadData
-from cbml.evaluation import evaluate
+from cbml.evaluation import Scores, evaluate
 from cbml.files import write_json
-from cbml.models import Embedder, embed
+from cbml.models import Embedder
+from cbml.progress import reporter
+from cbml.report import Table, write_page
 from cbml.runs.build import build_model, load_splits
 from cbml.runs.compare import as_recorded
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import note_test_evaluation
 from cbml.runs.folder import recorded_config, run_calibration
-from cbml.runs.loss_parameters import with_chosen_parameters
-from cbml.runs.report import CalibrationCheck, View, by_gain, write_demo_report
-from cbml.runs.runner import run as train
-from cbml.training import Callback, read_record
+from cbml.runs.parts import with_chosen_parameters
+from cbml.runs.report import one_per_class, pair_histogram, query_tiles
+from cbml.runs.runner import trained_model
+from cbml.training import Callback, embed_dataset
 
 MakeGallery = Callable[[Embedder, Path, Path], object]
-Rows = NDArray[np.float32]
 
 _RESULT = "demo.json"
+_QUERIES = 4
+
+Indices = NDArray[np.int64]
+Embeddings = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class CalibrationCheck:
+    """How far the match probabilities of a gallery can be trusted.
+
+    Args:
+        check: On classes to which the checked probabilities were not fitted.
+        own: Whether they were fitted to the gallery's own labels, so that halves of its classes
+            checked each other; else to held-out classes, and all of its classes check them.
+        results: How many results of each search were checked.
+    """
+
+    check: Reliability
+    own: bool
+    results: int
+
+    @property
+    def sentence(self) -> str:
+        """What was fitted to what, and checked on what."""
+        if self.own:
+            fitted = (
+                "This gallery has labels, and its probabilities were fitted to them. Its classes "
+                "were cut into two halves, each checked with what was fitted to the other"
+            )
+        else:
+            fitted = "They were fitted to held-out classes and are checked here on unseen ones"
+        return f"{fitted}, among the first {self.results} results of every search."
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What one model makes of a dataset.
+
+    Args:
+        embeddings: Unit vectors. (N, D)
+        scores: Scores of every image as a query among the others.
+        analysis: Analysis of all pairs.
+    """
+
+    embeddings: Embeddings
+    scores: Scores
+    analysis: SetAnalysis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +88,16 @@ class Demonstration:
     """What came out.
 
     Args:
-        folder: run/, gallery/ and report.html are in it.
-        images: of classes never seen in training.
-        classes: how many they are.
-        before: scores among them of the network as it was.
-        after: scores among them of the trained network.
-        pairs: moments of their pairs, before and after.
-        example: the image whose results gained most, by its number in the gallery.
-        reliability: how far match probabilities hold among the first results; None where there was
-            nothing to learn them from.
-        reused: whether an earlier call had done all the work.
+        folder: Run/, gallery/ and report.html are in it.
+        images: Images of classes never seen in training.
+        classes: How many they are.
+        before: Scores among them of the network as it was.
+        after: Scores among them of the trained network.
+        pairs: Moments of their pairs, before and after.
+        example: The image whose results gained most, by its number in the gallery.
+        reliability: How far match probabilities hold among the first results; None where there was
+            nothing to fit them to.
+        reused: Whether an earlier call had done all the work.
     """
 
     folder: Path
@@ -89,11 +138,11 @@ def demonstrate(
     training resumes from its newest checkpoint.
 
     Args:
-        folder: where everything goes.
-        make_gallery: makes a gallery of the unseen images, numbered in their order, from the
+        folder: Where everything goes.
+        make_gallery: Makes a gallery of the unseen images, numbered in their order, from the
             trained model, the run's folder and the gallery's.
-        config: images, model and training; None for the emoji.
-        callback: hears of every stage and step.
+        config: Images, model and training; None for the emoji.
+        callback: Hears of every stage and step.
     """
     config, callback = with_chosen_parameters(config or RunConfig("emoji")), callback or Callback()
     kept = _kept(folder, config)
@@ -108,7 +157,7 @@ def demonstrate(
     unseen = _dataset(splits.test, config)
     before = view_of(build_model(config), unseen)
     callback.on_message("2 of 4: training on the other classes")
-    model = _trained(config, run, callback)
+    model = trained_model(config, run, callback)
     callback.on_message("3 of 4: the unseen classes again, and the analysis")
     after = view_of(model, unseen)
     note_test_evaluation(run, after.scores, start=before.scores)
@@ -167,25 +216,13 @@ def view_of(model: Embedder, dataset: PackedDataset) -> View:
     """How a model sees labeled images.
 
     Args:
-        model: in evaluation mode.
-        dataset: the images.
+        model: In evaluation mode.
+        dataset: The images.
     """
-    rows = _embedded(model, dataset)
+    # With its progress shown: nobody likes a silent half minute.
+    embeddings = embed_dataset(model, dataset, None, reporter("images embedded"))
     labels = dataset.images.known_labels
-    return View(rows, evaluate(rows, labels), analyze_set(rows, labels))
-
-
-def _embedded(model: Embedder, dataset: PackedDataset) -> Rows:
-    """As `embed_dataset`, with its progress shown: nobody likes a silent half minute."""
-    length = model.preprocessing.resize
-    return embed(model, dataset.indices, load=lambda number: dataset.packed.sized(number, length))
-
-
-def _trained(config: RunConfig, run: Path, callback: Callback) -> Embedder:
-    started = (run / "run.json").exists()
-    if started and read_record(run).get("finished"):
-        return Embedder.load(run / "model").eval()
-    return train(config, run, resume=started, callback=callback).model
+    return View(embeddings, evaluate(embeddings, labels), analyze_set(embeddings, labels))
 
 
 def reliability_of(
@@ -193,13 +230,13 @@ def reliability_of(
 ) -> CalibrationCheck:
     """How far match probabilities hold in a gallery of these images with their labels.
 
-    Where the labels teach the gallery's own probabilities, these cannot be checked with the same
-    images; the check they carry is of halves of the classes, each by what the other taught.
+    Where the gallery's own probabilities are fitted to the labels, the same images cannot check
+    them; the check they carry is of halves of the classes, each by a fit to the other.
 
     Args:
-        probability: learned from other classes.
-        view: of the images.
-        dataset: the images.
+        probability: Fitted to other classes.
+        view: What a model makes of the images.
+        dataset: The images.
     """
     labels = dataset.images.known_labels
     ready = probability.for_gallery(view.embeddings, labels)
@@ -208,3 +245,104 @@ def reliability_of(
     return CalibrationCheck(
         check_results(ready, view.embeddings, labels)[10], own=False, results=10
     )
+
+
+# The page of a demonstration.
+
+
+def write_demo_report(
+    path: Path,
+    sentence: str,
+    dataset: PackedDataset,
+    before: View,
+    after: View,
+    calibration: CalibrationCheck | None,
+) -> None:
+    """Write the page of a demo: scores, the same queries before and after, the analysis.
+
+    Args:
+        path: The file to create or replace.
+        sentence: What was learned.
+        dataset: The images.
+        before: What the untrained model makes of them.
+        after: What the trained model makes of them.
+        calibration: Calibration of the gallery's match probabilities; None where there are none.
+    """
+    gained = by_gain(before, after)
+    random = np.random.default_rng(0).permutation(np.sort(gained))
+    labels = dataset.images.known_labels
+    queries = [
+        (
+            title,
+            [
+                (
+                    query_tiles(dataset, before.embeddings, query),
+                    query_tiles(dataset, after.embeddings, query),
+                )
+                for query in one_per_class(order, labels, _QUERIES)
+            ],
+        )
+        for title, order in (
+            ("Gained most", gained),
+            ("Drawn at random", random),
+            ("Lost most", gained[::-1]),
+        )
+    ]
+    gallery = shlex.quote(str(path.parent / "gallery"))
+    write_page(
+        path,
+        "demo.html",
+        title="What the network learned",
+        sentence=sentence,
+        scores=_gains(before.scores, after.scores),
+        queries=queries,
+        separation=_separation_text(before.analysis, after.analysis),
+        histograms=[
+            pair_histogram(title, view.analysis.histogram, view.analysis.statistics)
+            for title, view in (("before", before), ("after", after))
+        ],
+        calibration=None if calibration is None else _calibration_table(calibration),
+        next_commands=(
+            f"cbml serve {gallery} --open",
+            f"cbml search {gallery} --id {int(gained[0])}",
+            "cbml train my-images/",
+        ),
+    )
+
+
+def by_gain(before: View, after: View) -> Indices:
+    """The queries that have something to find, those first whose results gained most."""
+    old, new = before.scores.per_query["map@r"], after.scores.per_query["map@r"]
+    queries = np.flatnonzero(after.scores.positives > 0)
+    return queries[np.argsort((old - new)[queries], kind="stable")]
+
+
+def _gains(before: Scores, after: Scores) -> Table:
+    names = {f"Recall@{k}": f"recall@{k}" for k in (1, 2, 4, 8)} | {"MAP@R": "map@r", "NMI": "nmi"}
+    rows = []
+    for title, name in names.items():
+        old, new = before.metrics.get(name), after.metrics.get(name)
+        if old is not None and new is not None:
+            rows.append((title, f"{old:.1%}", f"{new:.1%}", f"{100 * (new - old):+.1f}"))
+    return Table(("", "before", "after", "points"), rows)
+
+
+def _separation_text(before: SetAnalysis, after: SetAnalysis) -> str:
+    return (
+        "CBML models the similarities of positive and of negative pairs by a Gaussian each, and "
+        "pushes pairs by the posterior probability that follows. Separation is the distance of the "
+        f"two means in units of their spread: {before.statistics.separation:.2f} before, "
+        f"{after.statistics.separation:.2f} after."
+    )
+
+
+def _calibration_table(one: CalibrationCheck) -> Table:
+    check = one.check
+    rows = [
+        (f"{count:,} results", f"{confidence:.0%}", f"{accuracy:.0%}")
+        for count, confidence, accuracy in zip(
+            check.counts, check.confidence, check.accuracy, strict=True
+        )
+    ]
+    note = f"{one.sentence} Mean gap between confidence and accuracy: {check.ece:.1%}."
+    return Table(("", "confidence", "accuracy"), rows, note=note)

@@ -22,7 +22,7 @@ from cbml.runs.build import build_model, load_splits
 from cbml.runs.config import RunConfig
 from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.refinement import load_refinement, refined
-from cbml.runs.report import report_run
+from cbml.runs.report import class_scores, report_run
 from cbml.training import (
     Callback,
     Distributed,
@@ -133,22 +133,8 @@ def _names(splits: Splits, split: str) -> Sequence[str]:
     """The classes that the labels of a split's scores count."""
     parts = {name: images for name, images in splits.parts().items() if len(images)}
     if split == "all":
-        return joined(parts.values()).class_names
+        return functools.reduce(ImageDataset.joined, parts.values()).class_names
     return parts[split].class_names if split in parts else ()
-
-
-def class_scores(scores: Scores, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Recall@1 and MAP@R of each class, the worst first.
-
-    Args:
-        names: Of the classes, where their labels are numbers.
-    """
-    found: dict[str, dict[str, float]] = {}
-    for metric in ("recall@1", "map@r"):
-        for label, value in scores.per_class(metric).items():
-            name = label if isinstance(label, str) else names[int(label)]
-            found.setdefault(name, {})[metric] = value
-    return dict(sorted(found.items(), key=lambda item: (item[1]["recall@1"], item[1]["map@r"])))
 
 
 def _start_scores(
@@ -200,9 +186,12 @@ def embed_split(
         return embed_images(model, splits.query, splits.gallery, distributed, callback)
     parts = {name: images for name, images in splits.parts().items() if len(images)}
     if split == "all":
-        return embed_images(model, joined(parts.values()), None, distributed, callback)
+        whole = functools.reduce(ImageDataset.joined, parts.values())
+        return embed_images(model, whole, None, distributed, callback)
     if split not in parts:
-        raise BadData(f"{splits.record.get('root')}: has no {split} images; has {sorted(parts)}")
+        raise BadData(
+            f"{splits.record.get('root')}: has no {split} images, only {', '.join(parts)}"
+        )
     return embed_images(model, parts[split], None, distributed, callback)
 
 
@@ -313,7 +302,7 @@ def note_test_evaluation(
 
     Args:
         folder: The run's folder.
-        scores: Of the test classes; None where they were mixed with others.
+        scores: Scores of the test classes; None where they were mixed with others.
         reliability: How far match probabilities held there; None where it was not asked.
         start: Scores of the model before the training; None leaves those that are known.
         plain: Scores of the model's own embeddings, where those above are transductive.
@@ -349,11 +338,3 @@ def shows_test_images(folder: Path, paths: Iterable[Path]) -> bool:
     real = functools.cache(os.path.realpath)
     known = {(real(path.parent), path.name) for part in tested for path in part}
     return any((real(path.parent), path.name) in known for path in paths)
-
-
-def joined(parts: Iterable[ImageDataset]) -> ImageDataset:
-    """All images as one dataset."""
-    whole, *rest = parts
-    for images in rest:
-        whole = whole.joined(images)
-    return whole

@@ -4,6 +4,7 @@ import contextlib
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,21 @@ def images_to_index(config: RunConfig) -> str:
     named = {"label-from": data.label_from, "path-column": data.path_column}
     named |= {"label-column": data.label_column}
     options = [f"--{key} {shlex.quote(text)}" for key, text in named.items() if text]
+    options += ["--allow-partial"] if data.allow_partial else []
     return " ".join([shlex.quote(data.source), *options])
+
+
+def run_split(run: str | Path) -> dict[str, Any]:
+    """How a run splits images, as keywords of `list_images`; empty if `run` is not a run.
+
+    Args:
+        run: What the user gave: a run's folder, a saved model's, or a backbone's name.
+    """
+    folder = Path(run)
+    if not (folder / "run.json").is_file():
+        return {}
+    config = recorded_config(folder)
+    return {"seed": config.training.seed, "split_by": config.data.split}
 
 
 @contextlib.contextmanager

@@ -1,41 +1,43 @@
-"""What `run` trains: model, loss, batches and validation, with labels or without."""
+"""What `run` trains, with labels or without: model, loss and its constants, batches, validation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
+from cbml.bayes import PairStatistics
 from cbml.data import Batches, ImageDataset, PackedDataset, Splits
-from cbml.errors import BadData
+from cbml.errors import BadData, DamagedFile
 from cbml.evaluation import agreement, evaluate
-from cbml.methods import Labels, PseudoLabels, Study, cluster_count
-from cbml.models import Embedder
+from cbml.methods import METHODS, Labels, PseudoLabels, Study, cluster_count
+from cbml.models import Embedder, find_backbone
 from cbml.runs.build import (
     build_batches,
     build_execution,
     build_method,
     build_model,
     build_run_loss,
-    check_samples,
+    draw_batches,
+    takes_loss,
     training_splits,
 )
 from cbml.runs.config import RunConfig
-from cbml.runs.loss_parameters import (
-    estimate_options,
-    estimate_parameters,
-    recorded_parameters,
-    with_estimate,
-)
 from cbml.runs.planning import Planner, plan_run, with_crop, workload
 from cbml.training import (
     CLASSES_PER_BATCH,
     SAMPLES_PER_CLASS,
     Callback,
     Distributed,
+    Method,
+    check_chunks,
+    check_training_set,
     embed_dataset,
     fitted_sizes,
+    read_record,
 )
 
 # With fewer held-out classes the choice of a model is left to the score that sees most of it.
@@ -78,13 +80,15 @@ def labeled_parts(config: RunConfig, start: Start) -> Parts:
     callback, distributed = start.callback, start.distributed
     splits = training_splits(config)
     _check_classes(config, splits.train)
+    _check_test(config, splits, start)
     for note in splits.record.get("notes", ()):
         callback.on_message(note)
     config = _with_batch_sizes(config, splits.train, start)
     classes, parameters = len(splits.train.class_names), None
     method = build_method(config, classes, images=len(splits.train))
-    check_samples(config, method)  # as the dataset allows them
+    check_training_set(method, draw_batches(config, splits.train, distributed))
     model = build_model(with_crop(config), method)
+    _check_model(config, model, method)
     batch = int(config.training.classes_per_batch or 0) * int(
         config.training.samples_per_class or 0
     )
@@ -121,6 +125,14 @@ def _planned(
     return config, {"plan": plan}
 
 
+def _check_model(config: RunConfig, model: Embedder, method: nn.Module) -> None:
+    """Refuse a network that a method, or chunks, cannot be trained with."""
+    if isinstance(method, Method):
+        method.attach(model)
+    if config.training.chunk_size:
+        check_chunks(model.train())
+
+
 def _check_classes(config: RunConfig, images: ImageDataset) -> None:
     classes = len(images.class_names)
     if images.labels is None:
@@ -133,6 +145,15 @@ def _check_classes(config: RunConfig, images: ImageDataset) -> None:
         f"{config.data.source}: {problem}; put each class into its own folder, or learn "
         "without labels: --labels none"
     )
+
+
+def _check_test(config: RunConfig, splits: Splits, start: Start) -> None:
+    """Refuse a test that has nothing to score now, not after the training."""
+    if start.test and not any(map(len, (splits.test or (), splits.query or ()))):
+        raise BadData(
+            f"{config.data.source}: has no test images with labels; leave out --test, or let "
+            "--split classes keep classes for it"
+        )
 
 
 def _with_batch_sizes(config: RunConfig, images: ImageDataset, start: Start) -> RunConfig:
@@ -190,9 +211,12 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     """
     distributed, read = start.distributed, start.callback.progress("images read")
     splits = training_splits(config)
+    _check_test(config, splits, start)
     images = ImageDataset(splits.train.paths)
+    _check_unlabeled(config, images, distributed)
     # A model has heads, and so a size, before it is known how many clusters there will be.
     model = build_model(with_crop(config))
+    _check_model(config, model, nn.Identity())
     sizes = config.pseudo_labels.batch_sizes
     config, plan = _planned(config, model, nn.Identity(), splits, sizes[1], start)
     config = config.replace(training={"choose_by": config.training.choose_by or "recall@1"})
@@ -213,9 +237,22 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
         method: nn.Module = _pseudo_labels(config, clusters, study)
     else:
         method = build_method(config, clusters, images=len(images))
+        if config.method.name in METHODS:
+            start.callback.on_message(f"without labels: {METHODS[config.method.name].title}")
     batches = build_batches(config, images, distributed)
     metadata = {"clusters": clusters, **plan}
     return Parts(config, splits, model, method, batches, metadata, study=final)
+
+
+def _check_unlabeled(config: RunConfig, images: ImageDataset, distributed: Distributed) -> None:
+    """Refuse what cannot be learned from so many images, before any of them is read."""
+    if len(images) < 2:
+        raise BadData(f"{config.data.source}: {len(images)} image; at least two are needed")
+    clusters = len(images)
+    if config.data.labels == "none":
+        clusters = cluster_count(clusters, config.pseudo_labels.clusters)
+    method = build_method(config, clusters, images=len(images))
+    check_training_set(method, draw_batches(config, images, distributed))
 
 
 def _pseudo_labels(config: RunConfig, clusters: int, study: Study | None) -> PseudoLabels:
@@ -259,3 +296,91 @@ def _study(
         return scores
 
     return study
+
+
+# For the constants of the loss that are estimated once, from the start model: enough for means and
+# spreads of similarities, and a CPU embeds them in minutes.
+IMAGES = 4096
+SAMPLED_OF_CLASS = 32
+
+
+def with_chosen_parameters(config: RunConfig) -> RunConfig:
+    """The config with "given" or "from-data" where its loss leaves the choice open.
+
+    Estimating is the better start for CBML without a ratio of its own on a pretrained network.
+    Similarities of an untrained one tell nothing of the classes.
+    """
+    if config.loss.parameters != "default":
+        return config
+    source = config.model.weights
+    if source == "default":
+        source = find_backbone(config.model.backbone).weights
+    own_ratio = any(name.split(".")[0] == "ratio" for name in config.loss.options)
+    used = config.data.labels == "known" and takes_loss(config.method.name)
+    pretrained = source not in ("none", "own") or config.model.start is not None
+    estimated = config.loss.name == "cbml" and used and pretrained and not own_ratio
+    return config.replace(loss={"parameters": "from-data" if estimated else "given"})
+
+
+def estimate_options(embeddings: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, Any]:
+    """The record of an estimate: the loss's "options" and the statistics they come from."""
+    try:
+        return PairStatistics.of(embeddings, labels).loss_record()
+    except BadData as error:
+        # Estimating is what happens when nothing is said, so the way out must be named.
+        raise BadData(
+            f"no constants of the loss follow from the training images: {error}; to train with "
+            "the defaults: --set parameters=given"
+        ) from None
+
+
+def estimate_parameters(
+    config: RunConfig,
+    model: Embedder,
+    images: ImageDataset,
+    distributed: Distributed,
+    callback: Callback,
+) -> dict[str, Any]:
+    """The record of an estimate from at most 4,096 training images, drawn by the run's seed.
+
+    Each process gets the same record.
+    """
+    sample = sample_indices(images.known_labels, config.training.seed)
+    read = callback.progress("images read for statistics")
+    dataset = PackedDataset.of(images.subset(sample), config.model.crop, read)
+    labels = dataset.images.known_labels
+    shown = callback.progress("images embedded for statistics")
+    found = estimate_options(embed_dataset(model, dataset, distributed, shown), labels)
+    return {**found, "images": len(labels), "classes": len(np.unique(labels))}
+
+
+def recorded_parameters(folder: Path) -> dict[str, Any]:
+    """The estimate that a run was started with."""
+    parameters = read_record(folder).get("parameters")
+    if parameters is None:
+        raise BadData(
+            f"{folder}: was not started with parameters=from-data, and cannot change to it"
+        )
+    if not (isinstance(parameters, dict) and isinstance(parameters.get("options"), dict)):
+        raise DamagedFile(f"{folder / 'run.json'}: its parameters are not a record of this program")
+    return parameters
+
+
+def with_estimate(config: RunConfig, options: Mapping[str, Any]) -> RunConfig:
+    """The config with estimated options of the loss; those that it gives itself stay."""
+    return config.replace(loss={"options": {**options, **config.loss.options}})
+
+
+def sample_indices(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """At most 4,096 indices, ascending: up to 32 of a class, as many classes as fit."""
+    if len(labels) <= IMAGES:
+        return np.arange(len(labels))
+    random = np.random.default_rng(seed)
+    mixed = random.permutation(len(labels))
+    by_class = mixed[np.argsort(labels[mixed], kind="stable")]
+    starts = np.flatnonzero(np.diff(labels[by_class], prepend=-1))
+    groups = [group[:SAMPLED_OF_CLASS] for group in np.split(by_class, starts[1:])]
+    order = random.permutation(len(groups))
+    sizes = np.cumsum([len(groups[index]) for index in order])
+    fitting = order[: max(2, int((sizes <= IMAGES).sum()))]
+    return np.sort(np.concatenate([groups[index] for index in fitting]))

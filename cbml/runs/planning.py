@@ -8,6 +8,7 @@ a run that is resumed neither measures nor chooses again.
 import copy
 import dataclasses
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch
 from torch import nn
 
 from cbml.data import Splits
-from cbml.models import Embedder, Execution
+from cbml.methods import LARGEST_VIEW
+from cbml.models import Embedder, Execution, find_backbone
 from cbml.progress import duration
 from cbml.runs.config import FIRST_RUNS, FirstRun, RunConfig
+from cbml.runs.sections import OF_CLUSTERS
 from cbml.training import (
     Callback,
     Distributed,
@@ -31,6 +34,8 @@ from cbml.training import (
 CROPS = (96, 128, 160, 192, 227)
 _FEWEST_STEPS = 100
 _TRIED = 8
+# A view that is larger by less than this shows a network hardly more.
+_LARGER = 1.25
 # The report embeds at most so many images of each of two splits.
 _REPORTED = 3000
 
@@ -241,6 +246,32 @@ def plan_run(
 def with_crop(config: RunConfig) -> RunConfig:
     """The config with a crop: its own, or that of a first run on this device."""
     return config if config.model.crop else config.replace(model={"crop": _first_run(config).crop})
+
+
+def with_larger_views(config: RunConfig, changes: Mapping[str, Mapping[str, Any]]) -> RunConfig:
+    """The config of a run without labels as `cbml train` means it: larger views, or clusters.
+
+    A pretrained network that trains on small crops has more to learn from larger views of the
+    images than from clusters. Clusters remain where anything about them, a loss or a method is
+    chosen, and where a larger view shows the network nothing: with random weights, from the model
+    of an earlier run, and with crops of nearly the size at which pretrained networks were trained.
+
+    Args:
+        config: Made from the changes.
+        changes: What was chosen in the other sections than `data`, by section and field.
+    """
+    if config.data.labels != "none" or {"loss", "method"} & changes.keys():
+        return config
+    if OF_CLUSTERS & changes.get("pseudo_labels", {}).keys() or "backbone" in config.own_code:
+        return config
+    model = config.model
+    weights = find_backbone(model.backbone).weights if model.weights == "default" else model.weights
+    blind = weights in ("none", "own") or model.start is not None
+    if blind or with_crop(config).model.crop > LARGEST_VIEW / _LARGER:
+        return config
+    images = dataclasses.replace(config.data, labels="each")
+    rest = {name: change for name, change in changes.items() if name != "data"}
+    return RunConfig(images, method="larger_views", **rest)
 
 
 def _first_run(config: RunConfig) -> FirstRun:

@@ -13,16 +13,15 @@ from cbml.bayes import MatchProbability, check_results
 from cbml.data import Batches, ImageDataset, Splits
 from cbml.errors import BadData
 from cbml.files import write_csv
+from cbml.methods import cluster_count, cluster_labels, spread_labels
 from cbml.models import Embedder
 from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_execution, build_model, use_backbone, with_start
 from cbml.runs.compare import FREE, check_same_run
-from cbml.runs.config import RunConfig
+from cbml.runs.config import RunConfig, check_names
 from cbml.runs.evaluate import embed_for_search, embed_split, evaluate_by, note_test_evaluation
 from cbml.runs.folder import hold_run, run_calibration
-from cbml.runs.loss_parameters import with_chosen_parameters
-from cbml.runs.names import check_names
-from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts
+from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts, with_chosen_parameters
 from cbml.runs.refinement import refined, save_refinement
 from cbml.runs.report import report_run
 from cbml.training import (
@@ -31,12 +30,23 @@ from cbml.training import (
     Fitted,
     ProgressCallback,
     Run,
+    TrainingView,
     embed_dataset,
     fit,
+    read_record,
+    return_freed_memory,
     update_record,
 )
 
 Metrics = Mapping[str, float]
+
+# Files, and entries of run.json, that speak of the model and not of the run.
+DERIVED = frozenset(
+    {
+        *("calibration.json", "method/manifest.json", "study"),
+        *("test", "test_conditions", "test_plain", "test_reliability"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -123,11 +133,26 @@ def run(
             config.training.tensorboard,
             config=parts.config.as_dict(),
             free=FREE,
+            derived=DERIVED,
         )
         fitted = _fit(parts, records, distributed, callback)
         parts.model.eval()
         scores, before = _finish(folder, parts, fitted, test, distributed, callback)
     return RunResult(folder, parts.config, fitted, parts.model, parts.splits, scores, before)
+
+
+def trained_model(config: RunConfig, folder: Path, callback: Callback) -> Embedder:
+    """The model of a run that is trained, resumed, or only read where it is finished.
+
+    Args:
+        config: Every choice.
+        folder: The run's folder, where it may have begun.
+        callback: Hears of every step.
+    """
+    started = (folder / "run.json").exists()
+    if started and read_record(folder).get("finished"):
+        return Embedder.load(folder / "model").eval()
+    return run(config, folder, resume=started, callback=callback).model
 
 
 def _metadata(parts: Parts) -> dict[str, Any]:
@@ -144,6 +169,7 @@ def _fit(parts: Parts, run: Run, distributed: Distributed, callback: Callback) -
         found = QueryGallery.of(embeddings, held_out.images.known_labels)
         return evaluate_by(candidate, refined(parts.method, found), clustering=False).metrics
 
+    return_freed_memory()
     return fit(
         parts.model,
         parts.method,
@@ -175,6 +201,8 @@ def _finish(
     scores = before = None
     if test:
         scores, before = _test(folder, parts, fitted, distributed, callback)
+    if parts.config.data.labels == "each":
+        _cluster(parts, distributed)
     if parts.study is not None:
         found_labels = parts.study(model, parts.batches.images.known_labels)
         if distributed.is_main_process:
@@ -182,9 +210,8 @@ def _finish(
     if distributed.is_main_process:
         if parts.config.data.labels != "known":
             _write_clusters(folder / "clusters.csv", parts.batches)
-        if parts.config.data.labels != "each":
-            with _optional(callback, "report.html", f"cbml evaluate {folder}"):
-                report_run(folder, model, _reported(parts), callback)
+        with _optional(callback, "report.html", f"cbml evaluate {folder}"):
+            report_run(folder, model, _reported(parts), callback)
     return scores, before
 
 
@@ -192,6 +219,7 @@ def _test(
     folder: Path, parts: Parts, fitted: Fitted, distributed: Distributed, callback: Callback
 ) -> tuple[Metrics, Metrics | None]:
     """Scores on the test images, of the model that was kept and of the one it started from."""
+    callback.on_message("scoring the test images")
     embedded = embed_split(parts.model, parts.splits, "test", distributed, callback)
     mixed = refined(parts.method, embedded)
     plain = None if mixed is embedded else evaluate_by(parts.model, embedded)
@@ -200,6 +228,7 @@ def _test(
         if fitted.best_step == 0:
             before = found
         else:
+            callback.on_message("scoring the start on the test images, to compare with")
             start = build_model(parts.config, parts.method).eval()
             embedded_start = embed_split(start, parts.splits, "test", distributed, callback)
             before = evaluate_by(start, embedded_start)
@@ -246,6 +275,18 @@ def _reported(parts: Parts) -> Splits:
     study = parts.config.pseudo_labels.study
     held_out = parts.splits.validation if study else ImageDataset(())
     return dataclasses.replace(parts.splits, train=parts.batches.images, validation=held_out)
+
+
+def _cluster(parts: Parts, distributed: Distributed) -> None:
+    """Give the images, each a class of its own until now, the clusters of the trained model."""
+    batches, chosen = parts.batches, parts.config
+    view = TrainingView(parts.model, batches, distributed, step=0, steps=0)
+    vectors = view.embed()
+    clusters = cluster_count(len(vectors), chosen.pseudo_labels.clusters)
+    labels = cluster_labels(vectors, clusters, seed=chosen.training.seed)
+    everyones = spread_labels(labels, view.readable, len(batches.images))
+    names = tuple(map(str, range(clusters)))
+    batches.images = dataclasses.replace(batches.images, labels=everyones, class_names=names)
 
 
 def _write_clusters(path: Path, batches: Batches) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cbml.errors import BadData, check_choice, nearest
+from cbml.training import LoopSettings, OptimizerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,8 @@ class Section:
         hints = get_type_hints(type(self))
         for option in dataclasses.fields(self):
             value = getattr(self, option.name)
-            checked = _checked(f"{_name_of(type(self))}.{option.name}", hints[option.name], value)
-            object.__setattr__(self, option.name, checked)
+            name = f"{_name_of(type(self))}.{option.name}"
+            object.__setattr__(self, option.name, checked(name, hints[option.name], value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,46 +147,19 @@ class MethodConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(Section):
-    """The optimizer and its schedule; see `cbml.training.Settings` for the fields.
+class OptimizerConfig(Section, OptimizerSettings):
+    """The optimizer and its schedule.
 
     Args:
         name: "adam" as in the authors' program, "adamw", or "sgd".
-        momentum: Of "sgd".
-        dampening: Of "sgd".
-        learning_rate: 3e-5 in the authors' program.
-        weight_decay: 5e-4 in the authors' program.
-        backbone_factor: Multiple of the learning rate for the backbone.
-        head_factor: Multiple of the learning rate for the head.
-        loss_factor: Multiple of the learning rate for the loss's parameters; None for its own.
-        schedule: "step" as in the authors' program, "constant" or "cosine".
-        drop_at: Step at which "step" drops. 1200 in the authors' program, 3000 for GoogLeNet.
-        drop_factor: 0.1 in the authors' program.
-        warmup_steps: Steps over which the learning rate rises; 0 in the authors' program.
-        clip_norm: Largest length of the gradient; None for no limit.
-        ema: Window of the moving average of the weights, as a share of the steps; 0 for none, as in
-            the authors' program.
     """
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
-    momentum: float = 0.9
-    dampening: float = 0.0
-    learning_rate: float = 1e-4
-    weight_decay: float = 5e-4
-    backbone_factor: float = 1.0
-    head_factor: float = 1.0
-    loss_factor: float | None = None
-    schedule: Literal["step", "constant", "cosine"] = "constant"
-    drop_at: int = 1200
-    drop_factor: float = 0.1
-    warmup_steps: int = 0
-    clip_norm: float | None = None
-    ema: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(Section):
-    """Batches and the loop; see `cbml.training.Settings` for the fields of the loop.
+class TrainingConfig(Section, LoopSettings):
+    """Batches and the loop.
 
     Args:
         steps: Updates of the weights; None for those of a first run on the device, see
@@ -201,15 +175,8 @@ class TrainingConfig(Section):
             are fewer than 15 classes.
         chunk_size: Images in one forward pass; 0 for the whole batch. None for as many as a run
             may take: on a CPU 3 GB, and half of what is free.
-        validate_every: Steps between validations; 0 validates at the end alone.
-        patience: Validations without a better score before training stops; None never stops.
         choose_by: The validation score that chooses the model. None for "recall@1", or for
             "map@r" where fewer than ten classes are held out.
-        checkpoint_every: Steps between checkpoints; 0 writes one at the end alone.
-        keep_checkpoints: Number of newest checkpoints that are kept.
-        non_finite: What NaN or infinity does: "stop", or "skip" the update.
-        skips_allowed: Skipped updates in a row before the run stops.
-        collapse: "warn" when a batch looks collapsed, "stop", or "ignore".
         tensorboard: Write event files for TensorBoard as well.
     """
 
@@ -220,14 +187,7 @@ class TrainingConfig(Section):
     classes_per_batch: int | None = None
     samples_per_class: int | None = None
     chunk_size: int | None = None
-    validate_every: int = 50
-    patience: int | None = None
     choose_by: str | None = None
-    checkpoint_every: int = 50
-    keep_checkpoints: int = 2
-    non_finite: Literal["stop", "skip"] = "stop"
-    skips_allowed: int = 10
-    collapse: Literal["warn", "stop", "ignore"] = "warn"
     tensorboard: bool = False
 
 
@@ -276,6 +236,8 @@ SECTIONS: dict[str, type[Section]] = {
     "training": TrainingConfig,
     "pseudo_labels": PseudoLabelConfig,
 }
+# The fields of `pseudo_labels` that only clusters have.
+OF_CLUSTERS = {"clusters", "refresh_epochs", "cluster_by"}
 # The fields that say how long a run is; the later word counts.
 LENGTHS = ("steps", "epochs", "minutes")
 _LEADING = {"data": "source", "model": "backbone", "loss": "name", "method": "name"}
@@ -354,22 +316,24 @@ def _name_of(kind: type[Section]) -> str:
     return next((name for name, known in SECTIONS.items() if known is kind), kind.__name__)
 
 
-def _checked(name: str, hint: Any, value: Any) -> Any:
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types that an annotation allows, None among them as itself."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return tuple(None if kind is types.NoneType else kind for kind in kinds)
+
+
+def checked(name: str, hint: Any, value: Any) -> Any:
     """The value, as a float where one is wanted; what does not fit its type is refused."""
     if get_origin(hint) is Literal:
         return check_choice(value, name, hint)
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kinds = kinds_of(hint)
     if float in kinds and type(value) is int:
         value = float(value)
-    if get_origin(hint) is Mapping or Mapping in kinds:
+    if get_origin(hint) is Mapping:
         fits = isinstance(value, Mapping)
     else:
-        fits = type(value) in kinds
+        fits = (None if value is None else type(value)) in kinds
     if not fits or (isinstance(value, float) and math.isnan(value)):
-        raise BadData(f"{name} must be {_described(kinds)}, got {value!r}")
+        wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+        raise BadData(f"{name} must be {wanted}, got {value!r}")
     return dict(value) if isinstance(value, Mapping) else value
-
-
-def _described(kinds: tuple[Any, ...]) -> str:
-    words = {types.NoneType: "None"}
-    return " or ".join(words.get(kind, getattr(kind, "__name__", "a mapping")) for kind in kinds)

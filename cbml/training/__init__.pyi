@@ -1,6 +1,8 @@
 from .batches import CLASSES_PER_BATCH as CLASSES_PER_BATCH
 from .batches import SAMPLES_PER_CLASS as SAMPLES_PER_CLASS
 from .batches import build_batches as build_batches
+from .batches import check_batch_shape as check_batch_shape
+from .batches import check_training_set as check_training_set
 from .batches import embed_dataset as embed_dataset
 from .batches import embed_dataset_outputs as embed_dataset_outputs
 from .batches import fitted_sizes as fitted_sizes
@@ -11,13 +13,15 @@ from .distributed import Distributed as Distributed
 from .distributed import join_processes as join_processes
 from .distributed import last_word as last_word
 from .distributed import run_processes as run_processes
+from .gradients import check_chunks as check_chunks
 from .guards import NonFiniteError as NonFiniteError
 from .machine import Interrupted as Interrupted
+from .machine import StepMemory as StepMemory
 from .machine import environment as environment
 from .machine import keep_freed_memory as keep_freed_memory
-from .memory import StepMemory as StepMemory
-from .memory import memory_budget as memory_budget
-from .memory import step_memory as step_memory
+from .machine import memory_budget as memory_budget
+from .machine import return_freed_memory as return_freed_memory
+from .machine import step_memory as step_memory
 from .method import BatchInfo as BatchInfo
 from .method import EpochPlan as EpochPlan
 from .method import Method as Method
@@ -30,5 +34,7 @@ from .records import Run as Run
 from .records import read_metrics as read_metrics
 from .records import read_record as read_record
 from .records import update_record as update_record
+from .settings import LoopSettings as LoopSettings
+from .settings import OptimizerSettings as OptimizerSettings
 from .settings import Settings as Settings
 from .trainer import fit as fit

@@ -17,7 +17,7 @@ from cbml.data import (
     TrainTransform,
 )
 from cbml.errors import BadData
-from cbml.models import embed, embed_across, embed_outputs
+from cbml.models import embed, embed_outputs
 from cbml.outputs import Outputs
 from cbml.training.distributed import Distributed
 
@@ -102,6 +102,51 @@ def check_batches(batches: Batches, distributed: Distributed) -> None:
             f"the sampler is of process {sampler.rank} of {sampler.world_size}, this is process "
             f"{distributed.rank} of {distributed.size}: give it rank and world_size"
         )
+
+
+def check_batch_shape(
+    method: nn.Module, classes: int | None, samples: int | None, *, rows: int | None = None
+) -> None:
+    """Refuse batches that a loss or a method cannot learn from.
+
+    Args:
+        method: Says by `smallest_batch` what it needs; one that does not takes everything.
+        classes: Number of classes in a batch; None where it is not known yet.
+        samples: Number of images of each; None where it is not known yet.
+        rows: Images of the largest batch, where it is not classes times samples.
+    """
+    name = type(getattr(method, "loss", None) or method).__name__
+    fewest = getattr(method, "smallest_batch", (1, 1))
+    if classes is not None and classes < fewest[0]:
+        raise BadData(f"classes_per_batch={classes}: {name} needs at least {fewest[0]}")
+    if samples is not None and samples < fewest[1]:
+        raise BadData(f"samples_per_class={samples}: {name} needs at least {fewest[1]}")
+    largest = getattr(getattr(method, "loss", None) or method, "largest_batch", None)
+    rows = rows or (classes or 0) * (samples or 0)
+    if largest is not None and rows > largest:
+        raise BadData(
+            f"batches of {rows} images: {name} remembers at most {largest}; use --set "
+            f"loss.batch_rows={rows}"
+        )
+
+
+def check_training_set(method: nn.Module, batches: Batches) -> None:
+    """Refuse images, or batches of them, that a loss or a method cannot learn from.
+
+    Args:
+        method: A loss has no say about the images, only about batches.
+        batches: As they will be drawn.
+    """
+    sampler, images = batches.sampler, batches.images
+    assert isinstance(sampler, ClassBalancedSampler)
+    classes, samples = sampler.classes_per_batch, sampler.samples_per_class
+    rows = classes * samples
+    if sampler.batch_range is not None:
+        classes, rows = sampler.batch_range[0] // samples, sampler.batch_range[1]
+    check_batch_shape(method, classes, samples, rows=rows)
+    check = getattr(method, "check_images", None)
+    if check is not None:
+        check(np.bincount(images.known_labels, minlength=len(images.class_names)))
 
 
 def steps_of_epochs(batches: Batches, epochs: int) -> int:
@@ -219,8 +264,5 @@ def embed_indices(
         if progress is not None:
             progress(done, len(listed) // processes)
 
-    if distributed is None or distributed.group is None:
-        return embed(model, listed, load=load, batch_size=EMBEDDED, progress=show)
-    return embed_across(
-        model, listed, distributed.group, load=load, batch_size=EMBEDDED, progress=show
-    )
+    group = None if distributed is None else distributed.group
+    return embed(model, listed, load=load, batch_size=EMBEDDED, group=group, progress=show)

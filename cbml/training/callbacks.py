@@ -1,11 +1,10 @@
 """Callbacks: what `fit` reports while it runs, and the one that shows it to people."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cbml.progress import Progress, reporter
+from cbml.progress import Progress, reporter, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class Callback:
         """Give what hears how much of something is done, and how much there is in all.
 
         Args:
-            label: what is counted, such as "images read".
+            label: What is counted, such as "images read".
         """
         del label
         return lambda done, total: None
@@ -75,7 +74,7 @@ class ProgressCallback(Callback):
         if self._progress is not None:
             self._progress.say(text)
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def progress(self, label: str) -> Callable[[int, int], None]:
         """A bar of its own, but for work within the updates, whose bar is there already."""

@@ -1,6 +1,7 @@
 """The processes that train together: their ranks, and the few things that they do in step."""
 
 import contextlib
+import ctypes
 import datetime
 import json
 import os
@@ -19,8 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cbml.errors import BadData
+from cbml.errors import BadData, stop_signals
 from cbml.files import write_json
+from cbml.progress import say
 
 # Far above what one process may wait for another that writes a checkpoint. A process that dies is
 # noticed at once, by its closed connection or by torchrun.
@@ -181,11 +183,9 @@ def _said_aloud(distributed: Distributed) -> Iterator[None]:
             since = distributed.waiting_since
             if since not in (None, said) and time.monotonic() - since > _LONG_WAIT:
                 said = since
-                print(
+                say(
                     f"process {distributed.rank} has waited {_LONG_WAIT:.0f} s for another one; "
-                    "is it stopped, or its machine?",
-                    file=sys.stderr,
-                    flush=True,
+                    "is it stopped, or its machine?"
                 )
 
     thread = threading.Thread(target=watch, name="cbml-waiting", daemon=True)
@@ -204,6 +204,7 @@ def _said_aloud(distributed: Distributed) -> Iterator[None]:
 # launcher says it once and ends all of them.
 
 _RESTARTS = 2
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _LAST_WORD = "CBML_LAST_WORD"
 _WORKER = "from cbml.cli import main; main()"
 
@@ -243,10 +244,10 @@ def run_processes(count: int, words: Sequence[str], how_to_resume: str) -> int:
         said = json.loads(word.read_text(encoding="utf-8")) if word.exists() else None
     if asked:
         name = signal.Signals(asked[0]).name
-        print(f"stopped by {name}; resume with:  {how_to_resume}", file=sys.stderr)
+        say(f"stopped by {name}; resume with:  {how_to_resume}")
         return 128 + asked[0]
     if said is not None:
-        print(said["text"], file=sys.stderr)
+        say(said["text"])
         return int(said["code"])
     return code
 
@@ -273,7 +274,11 @@ def _watched(command: list[str], environment: dict[str, str], word: Path) -> tup
     asked: list[int] = []
     # In a session of its own, so that Ctrl-C in a terminal reaches it once: through us.
     child = subprocess.Popen(
-        command, env=environment, start_new_session=True, stderr=subprocess.PIPE
+        command,
+        env=environment,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        preexec_fn=_end_with_launcher(),  # noqa: PLW1509 - one system call, looked up before
     )
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -281,7 +286,7 @@ def _watched(command: list[str], environment: dict[str, str], word: Path) -> tup
         asked.append(number)
         child.send_signal(number)
 
-    before = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.signal(n, pass_on) for n in stop_signals()}
     try:
         _show(child, asked, word)
         return asked, child.wait()
@@ -289,6 +294,14 @@ def _watched(command: list[str], environment: dict[str, str], word: Path) -> tup
         for number, handler in before.items():
             signal.signal(number, handler)
         _end_session(child.pid)
+
+
+def _end_with_launcher() -> Callable[[], object] | None:
+    """What a new process does to be sent SIGTERM when the launcher dies; None but on Linux."""
+    if not sys.platform.startswith("linux"):
+        return None
+    control = ctypes.CDLL(None).prctl
+    return lambda: control(_PARENT_DEATH_SIGNAL, int(signal.SIGTERM))
 
 
 def _show(child: subprocess.Popen[bytes], asked: list[int], word: Path) -> None:
@@ -301,8 +314,9 @@ def _show(child: subprocess.Popen[bytes], asked: list[int], word: Path) -> None:
                 ended = True
                 child.terminate()
             if not ended and (not asked or line.startswith((b"step", b"cbml:"))):
-                sys.stderr.buffer.write(line)
-                sys.stderr.buffer.flush()
+                with contextlib.suppress(OSError):
+                    sys.stderr.buffer.write(line)
+                    sys.stderr.buffer.flush()
 
 
 def _end_session(number: int) -> None:

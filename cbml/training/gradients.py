@@ -51,14 +51,14 @@ def accumulate_gradients(
     """Add the gradient of the loss of the global batch to the parameters' `grad`.
 
     Args:
-        network: one forward pass, (B, 3, H, W) -> outputs with B rows.
-        loss: gives the loss of the outputs of the global batch.
-        images: this process's share of the batch.
-        parameters: of the network, whose gradients are added up over the processes.
-        loss_parameters: those of the loss, whose gradients are the same in all processes.
-        chunk_size: images in one forward pass; None for all at once.
-        teacher: gives further parts that take no gradient.
-        check: called with the global outputs before the loss sees them.
+        network: One forward pass, (B, 3, H, W) -> outputs with B rows.
+        loss: Gives the loss of the outputs of the global batch.
+        images: This process's share of the batch.
+        parameters: Parameters of the network, whose gradients are added up over the processes.
+        loss_parameters: Those of the loss, whose gradients are the same in all processes.
+        chunk_size: Images in one forward pass; None for all at once.
+        teacher: Gives further parts that take no gradient.
+        check: Called with the global outputs before the loss sees them.
     """
     chunks = [images] if chunk_size is None else list(torch.split(images, chunk_size))
     own, taught, random_states = _first_pass(network, teacher, chunks)
@@ -94,7 +94,11 @@ def has_trained_batch_norm(model: nn.Module) -> bool:
 
 
 def check_chunks(model: nn.Module) -> None:
-    """Refuse chunks where an image's embedding depends on the others of its chunk."""
+    """Refuse chunks where an image's embedding depends on the others of its chunk.
+
+    Args:
+        model: In training mode.
+    """
     if has_trained_batch_norm(model):
         raise BadData(
             "chunk_size: batch norm in training mode sees one chunk at a time, so the gradient "

@@ -30,10 +30,10 @@ class Similarities:
     """Cosines of the pairs of one batch.
 
     Args:
-        positive_mean: of pairs of one class; NaN without such pairs.
-        negative_mean: of pairs of two classes; NaN without such pairs.
-        separation: difference of the means in units of the common standard deviation.
-        negative_std: spread of pairs of two classes; NaN without such pairs.
+        positive_mean: Mean similarity of pairs of one class; NaN without such pairs.
+        negative_mean: Mean similarity of pairs of two classes; NaN without such pairs.
+        separation: Difference of the means in units of the common standard deviation.
+        negative_std: Spread of pairs of two classes; NaN without such pairs.
     """
 
     positive_mean: float

@@ -1,7 +1,8 @@
-"""The machine a run depends on: versions and hardware, freed memory, Ctrl-C and SIGTERM."""
+"""The machine a run depends on: versions and hardware, memory, signals."""
 
 import contextlib
 import ctypes
+import math
 import os
 import platform
 import signal
@@ -9,14 +10,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import cbml
+from cbml.errors import stop_signals
+from cbml.models import Embedder, Execution
+from cbml.training.batches import EMBEDDED
+from cbml.training.gradients import has_trained_batch_norm
 
 # What may hold the libraries back from using all that the processor can do.
 _LIMITS = (
@@ -114,9 +121,19 @@ def keep_freed_memory() -> bool:
     return all(choose(option, value) == 1 for option, value in wanted)
 
 
-# Ctrl-C and SIGTERM: asked for at any moment, answered between two steps.
+def return_freed_memory() -> None:
+    """Give the system back what was freed so far, also where it is kept for the next step.
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    Blocks of another size than before leave holes in what is kept: a trial at another crop, or
+    images embedded in other numbers, would add to the memory of all steps that follow.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+# Signals: asked for at any moment, answered between two steps.
+
 # One press of Ctrl-C can arrive twice: from the terminal and from torchrun.
 _ECHO_SECONDS = 2.0
 
@@ -139,11 +156,7 @@ class StopRequest:
         self._answers = answers
 
     def ask(self, number: int, frame: FrameType | None = None) -> None:
-        """Note the wish; asked a second time, do not wait for the end of the step.
-
-        Args:
-            frame: where it arrived; not used.
-        """
+        """Note the request; asked a second time, do not wait for the end of the step."""
         del frame
         now = time.monotonic()
         if self.number and now - self._first > _ECHO_SECONDS:
@@ -152,12 +165,13 @@ class StopRequest:
             self.number, self._first = number, now
             if self._answers:
                 # Straight to the descriptor: a handler must not enter a stream that is printing.
-                os.write(2, b"\nstopping after this step; again to stop now\n")
+                with contextlib.suppress(OSError):  # whoever was reading may have ended as well
+                    os.write(2, b"\nstopping after this step; again to stop now\n")
 
 
 @contextlib.contextmanager
 def stop_request(*, answers: bool = True) -> Iterator[StopRequest]:
-    """A request that SIGINT and SIGTERM fill in inside the block.
+    """A request that Ctrl-C, SIGTERM and a closed terminal fill in inside the block.
 
     Args:
         answers: Whether this process says at once that it was heard.
@@ -166,9 +180,163 @@ def stop_request(*, answers: bool = True) -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread may handle signals
         return
-    before = {number: signal.signal(number, request.ask) for number in _SIGNALS}
+    before = {number: signal.signal(number, request.ask) for number in stop_signals()}
     try:
         yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# Memory of a training step: estimated before the first one, and cut where it is scarce.
+
+# Python, torch, the other libraries, what `keep_freed_memory` asks for ahead and what it cannot use
+# again: by benchmarks/memory.py, what `cbml train` takes besides the parts that are counted below.
+_PROGRAM = 1.25e9
+# Besides the weights: their gradient, two moments of Adam, and the weights that were best.
+_COPIES_OF_WEIGHTS = 4
+_FLOAT = 4
+# An estimate may be wrong: a batch that must be cut anyway is cut into pieces with room to spare.
+_CAUTION = 0.9
+# What may be taken: a laptop of 8 GB has other programs, a GPU is there for this one.
+_LARGEST = {"cpu": 3e9}
+_SHARE = {"cpu": 0.5, "cuda": 0.9}
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """What a training step needs, in bytes.
+
+    Args:
+        fixed: The program, the weights and what goes with them, the pixels of a batch.
+        per_image: For each image of a forward pass, until its gradient is known.
+        embedding: In validation, besides `fixed`.
+        batch: Images of a step in this process.
+        divisible: Whether the batch may be embedded in chunks.
+    """
+
+    fixed: float
+    per_image: float
+    embedding: float
+    batch: int
+    divisible: bool
+
+    def peak(self, chunk_size: int | None = None) -> float:
+        """The largest need of a run.
+
+        Args:
+            chunk_size: Images of a forward pass; None for the whole batch.
+        """
+        images = self.batch if chunk_size is None else min(chunk_size, self.batch)
+        return self.fixed + max(images * self.per_image, self.embedding)
+
+    def fitting_chunk(self, budget: float) -> int | None:
+        """The size of the fewest equal chunks whose peak is well within a budget.
+
+        None where the whole batch fits, or where it must not be cut. One image at a time is the
+        least there is.
+
+        Args:
+            budget: Bytes.
+        """
+        if not self.divisible or self.peak() <= budget:
+            return None
+        most = max(1, int((_CAUTION * budget - self.fixed) / self.per_image))
+        return math.ceil(self.batch / math.ceil(self.batch / most))
+
+
+def step_memory(
+    model: Embedder, execution: Execution, *, crop: int, batch: int, parts: Sequence[str] = ()
+) -> StepMemory:
+    """What a training step of a model needs, from forward passes of two images and of three.
+
+    One image alone would leave trained batch norm without a variance.
+
+    Autograd is asked for the tensors that it keeps for the backward pass, which adds the gradients
+    of a layer's input and output.
+
+    Args:
+        model: As `execution.prepare` gave it, in training mode. Its running statistics move.
+        execution: How it will be run.
+        crop: Side of the images.
+        batch: Images of a step in this process.
+        parts: What the method asks of the model besides embeddings.
+    """
+    own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+    totals, largest = [], 0.0
+    for count in (2, 3):
+        kept = _kept_bytes(model, execution, count, crop, parts)
+        sizes = [size for place, size in kept.items() if place not in own]
+        totals.append(sum(sizes))
+        largest = max(sizes, default=0) / count
+    weights = sum(_bytes(parameter) for parameter in model.parameters())
+    pixels = 3 * crop * crop
+    fixed = _PROGRAM if next(model.parameters()).device.type == "cpu" else 0.0
+    fixed += (1 + _COPIES_OF_WEIGHTS) * weights
+    # As floats in this step; as bytes for this one and those that are prepared ahead.
+    fixed += batch * pixels * (_FLOAT + 3)
+    return StepMemory(
+        fixed,
+        totals[1] - totals[0] + 2 * largest,
+        EMBEDDED * (2 * largest + pixels * _FLOAT),
+        batch,
+        not has_trained_batch_norm(model),
+    )
+
+
+def memory_budget(device: torch.device) -> float:
+    """Bytes that a run may take: on a CPU at most 3 GB, and at most half of what is free.
+
+    Args:
+        device: What the model is on.
+    """
+    free = _free_bytes(device)
+    return min(_LARGEST.get(device.type, math.inf), _SHARE.get(device.type, 0.5) * free)
+
+
+def _free_bytes(device: torch.device) -> float:
+    """What is free in this machine, this container or this GPU; infinity where nobody says."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    free = math.inf
+    for line in _text("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = float(line.split()[1]) * 1024
+    limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    if limit.isdecimal() and used.isdecimal():
+        free = min(free, float(limit) - float(used))
+    return free
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+def _kept_bytes(
+    model: nn.Module, execution: Execution, count: int, crop: int, parts: Sequence[str]
+) -> dict[int, int]:
+    """Place and size of every storage that autograd keeps for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    device = next(model.parameters()).device
+    images = torch.zeros(count, 3, crop, crop, device=device)
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
+        # The graph lives until all is counted: a place that is freed would be counted once.
+        outputs = execution.run_outputs(model, images, parts)
+    del outputs
+    return kept
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cbml.data import Batches, EpochBatches
+from cbml.data import Batches, EpochBatches, FileImages
 from cbml.errors import BadData
 from cbml.models import Embedder, Head, HeadKind
 from cbml.outputs import Outputs
@@ -128,17 +128,24 @@ class TrainingView:
         return np.array([index for index in range(count) if index not in unreadable])
 
     def embed(
-        self, network: nn.Module | None = None, *, indices: NDArray[np.int64] | None = None
+        self,
+        network: nn.Module | None = None,
+        *,
+        indices: NDArray[np.int64] | None = None,
+        from_files: bool = False,
     ) -> NDArray[np.float32]:
         """Unit vectors of the readable training images, the same in every process. (N, D)
 
         Args:
             network: Another network than the model, with a `preprocessing` of its own.
             indices: Some of the readable images; None for all.
+            from_files: Decode the images again, for a network that sees more of their pixels than
+                were kept for the model.
         """
         network = self.model if network is None else network
         chosen = self.readable if indices is None else indices
-        return embed_indices(network, self.batches.source, chosen, self.distributed)
+        source = FileImages(self.batches.images.paths) if from_files else self.batches.source
+        return embed_indices(network, source, chosen, self.distributed)
 
 
 class Method(nn.Module):
@@ -161,12 +168,13 @@ class Method(nn.Module):
     reranker: str | None = None
     #: Another head of the model than a linear layer; see `cbml.models.head_kinds`.
     head: HeadKind | None = None
-    #: Fewest images of a class in a batch that it can learn from.
-    fewest_samples: int = 1
+    #: Fewest classes in a batch, and images of each, that it can learn from.
+    smallest_batch: tuple[int, int] = (1, 1)
 
     def __init__(self, loss: nn.Module | None = None) -> None:
         super().__init__()
         self.loss = loss
+        self.smallest_batch = getattr(loss, "smallest_batch", self.smallest_batch)
         self._attached: tuple[Embedder, ...] = ()  # in a tuple: the model is no part of the method
 
     @property
@@ -189,8 +197,17 @@ class Method(nn.Module):
         del dim
         return ()
 
+    def check_images(self, class_sizes: NDArray[np.int64]) -> None:
+        """Refuse a training set that it cannot learn from, before any image is read.
+
+        Args:
+            class_sizes: Number of images of each class; 1 for each image where no class is known.
+        """
+
     def attach(self, model: Embedder) -> None:
         """Meet the model, before the optimizer is built; a teacher copies it here.
+
+        Also called before images are read, so that a model which does not suit is refused then.
 
         Args:
             model: What will be trained, on its device.
@@ -272,7 +289,7 @@ class Method(nn.Module):
         """Scores of the model that need no labels, larger for better; see `judged_by`.
 
         Args:
-            view: the model to judge; it can embed the training set.
+            view: The model to judge; it can embed the training set.
         """
         del view
         return {}

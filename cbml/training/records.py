@@ -90,6 +90,8 @@ class Run:
         config: Every choice of the run as plain values, nested or not. It is kept in checkpoints
             and compared when a run is resumed.
         free: Dotted names within `config`, such as "data.workers", that may differ then.
+        derived: Names of files, and of entries of run.json, that speak of the trained model: they
+            are deleted before another one takes its place.
     """
 
     folder: Path
@@ -98,20 +100,22 @@ class Run:
     tensorboard: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
     free: frozenset[str] = frozenset()
+    derived: frozenset[str] = frozenset()
 
 
 class Records:
     """The files of one run that grow while it is trained; silent where nobody asked for them.
 
     Args:
-        run: the folder and what to note; None keeps nothing.
-        writes: whether this process writes; the others of a distributed only read.
+        run: The folder and what to note; None keeps nothing.
+        writes: Whether this process writes; the others of a distributed only read.
     """
 
     def __init__(self, run: Run | None, *, writes: bool) -> None:
         self.folder = None if run is None else run.folder
         self.writes = writes and run is not None
         self.record: dict[str, Any] = {}
+        self._derived = frozenset() if run is None else run.derived
         self._tensorboard: TensorBoard | None = None
         if run is None:
             return
@@ -129,20 +133,32 @@ class Records:
             (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
 
     def note(self, metadata: Mapping[str, Any]) -> None:
-        """Add entries to run.json.
-
-        Args:
-            metadata: plain values; a name that is there already is replaced.
-        """
+        """Add entries to run.json."""
         self.record |= metadata
         if self.writes and self.folder is not None:
             _write_record(self.folder, self.record)
+
+    def withdraw(self, step: int) -> None:
+        """Delete what was noted of the trained model, unless it is the one of this step.
+
+        A run that had ended and was resumed for more steps gets another model.
+        """
+        known = self.record.get("best_step")
+        known = self.record.get("steps_done") if known is None else known
+        if self.folder is None or known == step:
+            return
+        for name in self._derived:
+            (self.folder / name).unlink(missing_ok=True)
+        spoken = {"steps_done", "best_step", "best_score", *self._derived}
+        if spoken & self.record.keys():
+            self.record = {key: self.record[key] for key in self.record.keys() - spoken}
+            self.note({})
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl.
 
         Args:
-            line: plain values; NaN and infinity become null.
+            line: Plain values; NaN and infinity become null.
         """
         if self.writes and self.folder is not None:
             clean = {name: _number(value) for name, value in line.items()}

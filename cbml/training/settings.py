@@ -1,4 +1,4 @@
-"""How a model is trained, in one small frozen dataclass that needs no torch."""
+"""How a model is trained, in small frozen dataclasses that need no torch."""
 
 import dataclasses
 import math
@@ -9,14 +9,10 @@ from cbml.errors import BadData, check_choice
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Every choice of the training loop.
+class OptimizerSettings:
+    """The numbers of the optimizer and of its schedule.
 
     Args:
-        steps: Number of updates of the weights; with `epochs` None.
-        epochs: Number of passes over the images, instead of `steps`.
-        optimizer: "adam", with weight decay added to the gradient as in the authors' program,
-            "adamw", with weight decay taken from the weights, or "sgd".
         momentum: Momentum of "sgd".
         dampening: Dampening of "sgd": what a gradient loses when it is added to the momentum.
         learning_rate: Before factors and schedule. 3e-5 in the authors' program.
@@ -33,23 +29,8 @@ class Settings:
         clip_norm: The gradient is shortened to this length; None never shortens it.
         ema: Validate and keep an exponential moving average of the weights, whose window is this
             share of the steps; 0 keeps the weights themselves, as the authors' program does.
-        chunk_size: Images in one forward pass. The loss still sees the whole batch and the gradient
-            is the same: the batch is embedded once without and once with a graph. None does both at
-            once.
-        validate_every: Steps between validations; 0 validates at the end alone.
-        patience: Validations without a better score after which training stops; None never.
-        choose_by: The validation score that decides which model is best.
-        checkpoint_every: Steps between checkpoints; 0 writes one at the end alone.
-        keep_checkpoints: Number of newest checkpoints that are kept.
-        non_finite: What NaN or infinity in embeddings, loss or gradient does: "stop", or "skip"
-            the update, at most `skips_allowed` times in a row.
-        skips_allowed: Number of updates in a row that may be skipped; see `non_finite`.
-        collapse: "warn" when a batch looks collapsed, "stop", or "ignore".
     """
 
-    steps: int | None = 200
-    epochs: int | None = None
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     momentum: float = 0.9
     dampening: float = 0.0
     learning_rate: float = 1e-4
@@ -63,15 +44,52 @@ class Settings:
     warmup_steps: int = 0
     clip_norm: float | None = None
     ema: float = 0.0
-    chunk_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """How often the loop validates and saves, and what it does about trouble.
+
+    Args:
+        validate_every: Steps between validations; 0 validates at the end alone.
+        patience: Validations without a better score after which training stops; None never.
+        checkpoint_every: Steps between checkpoints; 0 writes one at the end alone.
+        keep_checkpoints: Number of newest checkpoints that are kept.
+        non_finite: What NaN or infinity in embeddings, loss or gradient does: "stop", or "skip"
+            the update, at most `skips_allowed` times in a row.
+        skips_allowed: Number of updates in a row that may be skipped; see `non_finite`.
+        collapse: "warn" when a batch looks collapsed, "stop", or "ignore".
+    """
+
     validate_every: int = 50
     patience: int | None = None
-    choose_by: str = "recall@1"
     checkpoint_every: int = 50
     keep_checkpoints: int = 2
     non_finite: Literal["stop", "skip"] = "stop"
     skips_allowed: int = 10
     collapse: Literal["warn", "stop", "ignore"] = "warn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(LoopSettings, OptimizerSettings):
+    """Every choice of the training loop; those of the two base classes too.
+
+    Args:
+        steps: Number of updates of the weights; with `epochs` None.
+        epochs: Number of passes over the images, instead of `steps`.
+        optimizer: "adam", with weight decay added to the gradient as in the authors' program,
+            "adamw", with weight decay taken from the weights, or "sgd".
+        chunk_size: Images in one forward pass. The loss still sees the whole batch and the gradient
+            is the same: the batch is embedded once without and once with a graph. None does both at
+            once.
+        choose_by: The validation score that decides which model is best.
+    """
+
+    steps: int | None = 200
+    epochs: int | None = None
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    chunk_size: int | None = None
+    choose_by: str = "recall@1"
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

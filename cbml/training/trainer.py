@@ -12,7 +12,12 @@ from torch import nn
 from cbml.data import Batch, Batches, ImageDataset, TrainTransform
 from cbml.errors import BadData, DamagedFile
 from cbml.models import Embedder, Execution
-from cbml.training.batches import build_batches, check_batches, steps_of_epochs
+from cbml.training.batches import (
+    build_batches,
+    check_batches,
+    check_training_set,
+    steps_of_epochs,
+)
 from cbml.training.callbacks import Callback, ProgressCallback, StepReport
 from cbml.training.checkpoints import newest_checkpoint
 from cbml.training.distributed import Distributed
@@ -108,6 +113,7 @@ class Trainer:
             transform = TrainTransform(crop=model.preprocessing.crop)
             train = build_batches(train, transform=transform, distributed=distributed)
         check_batches(train, distributed)
+        check_training_set(method, train)
         if validate is None and settings.choose_by in method.judged_by:
             validate = self._judge
 
@@ -208,6 +214,11 @@ class Trainer:
         assert folder is not None
         checkpoint = newest_checkpoint(folder / "checkpoints", self.callback.on_message)
         if checkpoint is None:
+            if (folder / "model" / "manifest.json").exists():
+                raise BadData(
+                    f"{folder}: its checkpoints are gone, and with them the way on from its model; "
+                    f"start another run from it:  --start {folder}"
+                )
             self.callback.on_message(f"{folder}: no checkpoint yet, starting with the first step")
             self.records.cut_back(-1)
             return False
@@ -237,7 +248,7 @@ class Trainer:
                 f"resuming under other conditions: {line}; the bits may differ"
             )
         resumed = [*self.records.record.get("resumed", []), {"step": step, "changed": changed}]
-        self.records.note({"resumed": resumed, "steps": self.steps})
+        self.records.note({"resumed": resumed, "steps": self.steps, "finished": False})
         self.callback.on_message(f"resumed after step {step} of {self.steps}")
 
     def _record(self) -> dict[str, Any]:
@@ -341,9 +352,15 @@ class Trainer:
             self.state.save(folder / "checkpoints", self.environment)
             # Behind the checkpoint, which holds the same weights: after a kill in between, the
             # model is written again when the run is resumed.
-            self.state.save_best(folder / "model")
+            self._save_best(folder)
             if len(self.batches.bad):
                 self.batches.bad.write(folder / "bad_images.csv")
+
+    def _save_best(self, folder: Path) -> None:
+        """Write the best model; what the record says of the one before it goes first."""
+        if self.state.best_step is not None:
+            self.records.withdraw(self.state.best_step)
+            self.state.save_best(folder / "model")
 
     def _stop_if_asked(self, request: StopRequest) -> None:
         """Write a checkpoint and raise Interrupted if any process was asked to stop."""
@@ -362,8 +379,9 @@ class Trainer:
 
         if self.records.writes and folder is not None:
             if state.best_step is None:
+                self.records.withdraw(state.step)
                 self.model.save(folder / "model")
-            state.save_best(folder / "model")
+            self._save_best(folder)
         if state.best_step == 0 and state.step:
             self.callback.on_message(
                 f"the start model is kept: no later one had a better {self.settings.choose_by}"

@@ -1,13 +1,12 @@
 """What the pairs of a set tell, and where they tell nothing."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from cbml import MatchProbability, PairStatistics
 from cbml.bayes import Reliability, SetAnalysis, analyze_set, check_posteriors, check_results
 from cbml.errors import BadData
+from cbml.query_gallery import QueryGallery
 from cbml.report import draw_ratios, draw_reliability
 from cbml.runs import analysis_tables
 from tests.bayes.cases import Set, crowded, drawn
@@ -15,17 +14,19 @@ from tests.bayes.cases import Set, crowded, drawn
 
 def test_queries_with_a_gallery_are_pairs_across() -> None:
     (rows, labels), (others, other_labels) = drawn(1), drawn(2, images=40, classes=6)
-    gallery: dict[str, Any] = {"gallery_embeddings": others, "gallery_labels": other_labels}
-    found = analyze_set(rows, labels, **gallery)
-    assert found.statistics == PairStatistics.of(rows, labels, **gallery)
+    both = QueryGallery.of(rows, labels, gallery_embeddings=others, gallery_labels=other_labels)
+    found = analyze_set(both)
+    assert found.statistics == PairStatistics.of(both)
     assert found.histogram.positive.sum() == found.statistics.positive_pairs
     assert (found.images, found.gallery) == (24, 40)
     assert found.classes == len({*labels.tolist(), *other_labels.tolist()})
     named = analyze_set(
-        rows,
-        [f"class {label}" for label in labels],
-        gallery_embeddings=others,
-        gallery_labels=[f"class {label}" for label in other_labels],
+        QueryGallery.of(
+            rows,
+            [f"class {label}" for label in labels],
+            gallery_embeddings=others,
+            gallery_labels=[f"class {label}" for label in other_labels],
+        )
     )
     assert named.statistics == found.statistics
 
@@ -38,8 +39,8 @@ def halves(rows_and_labels: Set) -> tuple[Set, Set]:
 def test_checks_of_queries_search_the_gallery() -> None:
     query, gallery = halves(crowded(2))
     probability = MatchProbability.fit(*crowded(0))
-    given: dict[str, Any] = {"gallery_embeddings": gallery[0], "gallery_labels": gallery[1]}
-    checks = check_results(probability, *query, **given)
+    both = QueryGallery.of(*query, gallery_embeddings=gallery[0], gallery_labels=gallery[1])
+    checks = check_results(probability, both)
     unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (query[0], gallery[0])]
     nearest = (unit[0] @ unit[1].T).argmax(axis=1)
     right = int((gallery[1][nearest] == query[1]).sum())
@@ -47,25 +48,28 @@ def test_checks_of_queries_search_the_gallery() -> None:
     seen = sum(share * count for share, count in zip(first.accuracy, first.counts, strict=True))
     assert seen == pytest.approx(right, abs=2)  # ties of float32 apart
     assert sum(checks[10].counts) == 10 * len(query[0])
-    assert set(check_posteriors(*query, **given)) >= {"gaussian", "monotone"}
+    assert set(check_posteriors(both)) >= {"gaussian", "monotone"}
 
 
 def test_a_gallery_of_one_image_can_be_searched_and_checked() -> None:
     """It has no crowd: its only image is where a typical one is."""
     rows, labels = crowded(2)
-    gallery: dict[str, Any] = {"gallery_embeddings": rows[:1], "gallery_labels": labels[:1]}
-    checks = check_results(MatchProbability.fit(*crowded(0)), rows[1:30], labels[1:30], **gallery)
+    both = QueryGallery.of(
+        rows[1:30], labels[1:30], gallery_embeddings=rows[:1], gallery_labels=labels[:1]
+    )
+    checks = check_results(MatchProbability.fit(*crowded(0)), both)
     assert sum(checks[10].counts) == 29
 
 
 def test_a_gallery_without_half_of_the_classes_cannot_be_checked() -> None:
     rows, labels = np.eye(4, dtype=np.float32), [0, 1, 2, 3]
-    gallery: dict[str, Any] = {"gallery_embeddings": np.ones((3, 4)), "gallery_labels": [0, 0, 0]}
+    gallery = np.ones((3, 4))
+    both = QueryGallery.of(rows, labels, gallery_embeddings=gallery, gallery_labels=[0, 0, 0])
     with pytest.raises(BadData, match="no image in the gallery"):
-        check_posteriors(rows, labels, **gallery)
-    assert analyze_set(rows, labels, **gallery).posteriors == {}
-    with pytest.raises(ValueError, match="belong together"):
-        analyze_set(rows, labels, gallery_labels=[0, 0, 0])
+        check_posteriors(both)
+    assert analyze_set(both).posteriors == {}
+    with pytest.raises(ValueError, match="give nothing beside it"):
+        analyze_set(both, labels)
 
 
 def test_any_number_of_checks_can_be_drawn() -> None:

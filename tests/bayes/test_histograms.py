@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from cbml.bayes import PairHistogram, PairStatistics, pairs
-from cbml.bayes.log_odds import GROUPS, MonotoneCurve
+from cbml.bayes.calibration import GROUPS, MonotoneCurve
+from cbml.query_gallery import QueryGallery
 from tests.bayes.cases import drawn
 from tests.oracles import bayes as oracle
 
@@ -27,13 +28,13 @@ def test_every_pair_is_counted_once(
         others, other_labels = drawn(seed + 7, images=17, classes=6)
         lists = [part.tolist() for part in (rows, labels, others, other_labels)]
         positive, negative = oracle.similarities(*(lists if gallery else lists[:2]))
-        found = PairHistogram.of(
+        both = QueryGallery.of(
             rows,
             labels,
             gallery_embeddings=others if gallery else None,
             gallery_labels=other_labels if gallery else None,
-            bins=10,
         )
+        found = PairHistogram.of(both, bins=10)
         assert found.positive.tolist() == counted(positive, 10)
         assert found.negative.tolist() == counted(negative, 10)
 

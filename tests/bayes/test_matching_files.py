@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cbml import MatchProbability
-from cbml.bayes.calibration import KIND, sealed
-from cbml.bayes.log_odds import Line, MonotoneCurve, Odds
+from cbml.bayes.calibration import KIND, Line, MonotoneCurve, Odds, sealed
 from cbml.errors import DamagedFile
 from tests.bayes.cases import crowded
 

@@ -9,7 +9,7 @@ import pytest
 
 from cbml import MatchProbability
 from cbml.bayes import Reliability, check_results
-from cbml.bayes.log_odds import Odds
+from cbml.bayes.calibration import Odds
 from cbml.errors import BadData
 from tests.bayes.cases import Set, crowded, neighbors_of
 

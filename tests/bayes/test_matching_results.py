@@ -7,7 +7,7 @@ import pytest
 
 from cbml import MatchProbability
 from cbml.bayes import Reliability, fitting
-from cbml.bayes.log_odds import Line, Odds
+from cbml.bayes.calibration import Line, Odds
 from cbml.bayes.neighbors import cohort_means
 from tests.bayes.cases import Set, crowded, drawn, neighbors_of
 

@@ -13,6 +13,7 @@ from cbml import CBMLLoss, LinearRatio, PairStatistics, QuadraticRatio
 from cbml.bayes import pairs
 from cbml.errors import BadData
 from cbml.losses import build_loss
+from cbml.query_gallery import QueryGallery
 from tests.bayes.cases import drawn
 from tests.oracles import bayes as oracle
 
@@ -48,7 +49,8 @@ def test_moments_are_those_of_all_pairs(seed: int, dim: int) -> None:
 def test_queries_and_gallery(seed: int, dim: int) -> None:
     rows, labels = drawn(seed, dim=dim)
     others, other_labels = drawn(seed + 90, dim=dim, images=11, classes=6)
-    found = PairStatistics.of(rows, labels, gallery_embeddings=others, gallery_labels=other_labels)
+    both = QueryGallery.of(rows, labels, gallery_embeddings=others, gallery_labels=other_labels)
+    found = PairStatistics.of(both)
     lists = (part.tolist() for part in (rows, labels, others, other_labels))
     check(found, *oracle.similarities(*lists))
 
@@ -93,14 +95,12 @@ def test_sets_without_a_kind_of_pair_are_refused(labels: list[int], words: str) 
         ({"embeddings": np.diag([1.0, 0.0, 1.0])}, "embeddings holds only zeros"),
         ({"embeddings": np.full((3, 2), np.nan)}, "embeddings holds NaN or infinity"),
         ({"labels": [0, 1]}, "labels must have shape"),
-        ({"gallery_labels": [0]}, "belong together"),
-        ({"gallery_embeddings": np.eye(3), "gallery_labels": [0, 1, 1]}, "2 dimensions"),
     ],
 )
 def test_bad_input_is_named(arguments: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {"embeddings": np.ones((3, 2)), "labels": [0, 0, 1], **arguments}
     with pytest.raises(ValueError, match=words):
-        PairStatistics.of(given.pop("embeddings"), given.pop("labels"), **given)
+        PairStatistics.of(given["embeddings"], given["labels"])
 
 
 def test_a_misspelled_exponent_is_refused() -> None:

@@ -9,21 +9,15 @@ from pathlib import Path
 import pytest
 
 from cbml import MatchProbability
-from cbml.cli import main
-from cbml.runs import loss_parameters
+from cbml.runs import parts
 from cbml.training import read_record
+from tests.fixtures import run_program as run
 from tests.training.small import class_folders
 
 SMALL = [
     *("--backbone", "conv4", "--crop", "16", "--steps", "2", "--set", "validation=0.5"),
     *("--set", "dim=8", "--set", "classes_per_batch=2", "--set", "samples_per_class=3"),
 ]
-
-
-def run(words: list[str]) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return int(end.value.code or 0)
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +129,8 @@ def test_a_sample_does_not_replace_what_all_images_taught(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = json.loads((finished / "calibration.json").read_text())
-    monkeypatch.setattr(loss_parameters, "IMAGES", 8)
-    monkeypatch.setattr(loss_parameters, "SAMPLES_PER_CLASS", 4)
+    monkeypatch.setattr(parts, "IMAGES", 8)
+    monkeypatch.setattr(parts, "SAMPLED_OF_CLASS", 4)
     out = tmp_path / "figures"
     assert run(["analyze", str(finished), "--out", str(out)]) == 0
     facts = json.loads((out / "analysis.json").read_text())
@@ -240,7 +234,7 @@ def test_mistakes_are_named(
 
 def test_near_copies_end_a_default_training_with_a_remedy() -> None:
     from cbml.errors import BadData
-    from cbml.runs.loss_parameters import estimate_options
+    from cbml.runs.parts import estimate_options
     from tests.bayes.test_analysis import near_copies
 
     with pytest.raises(BadData, match=r"near-copies.*--set parameters=given"):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cbml.cli import main
 from cbml.models import Embedder, find_backbone
 from cbml.runs import RunConfig
 from cbml.training import read_record, update_record
+from tests.fixtures import run_program as run
 from tests.training.small import class_folders
 
 
@@ -28,12 +28,6 @@ def finished(tmp_path: Path) -> Path:
     config = RunConfig({"source": str(root), "validation": 0.4}, model=model)
     update_record(run, {"config": config.as_dict(), "test_evaluations": 0})
     return run
-
-
-def run(words: list[str]) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return int(end.value.code or 0)
 
 
 def report(finished: Path) -> str:

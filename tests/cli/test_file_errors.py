@@ -2,9 +2,7 @@
 
 import json
 import os
-import resource
 import shutil
-import signal
 import socket
 import tarfile
 import zipfile
@@ -15,6 +13,7 @@ import pytest
 
 from cbml.cli import main
 from cbml.data import datasets
+from tests.faults import full_disk
 from tests.training.small import class_folders
 
 SMALL = ["--backbone", "conv4", "--crop", "16", "--steps", "2", "--set", "dim=8"]
@@ -155,15 +154,8 @@ def test_broken_archives_of_each_kind_are_bad_data(
 
 def limited(words: list[str | Path], limit: int) -> object:
     """The exit code of words on a disk that takes no file longer than `limit`."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
+    with full_disk(limit), pytest.raises(SystemExit) as end:
+        main([str(word) for word in words])
     return end.value.code or 0
 
 

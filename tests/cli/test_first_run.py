@@ -9,11 +9,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from cbml.cli import main, program_name
+from cbml.cli import program_name
+from cbml.data import load
+from cbml.gallery import Gallery
 from cbml.progress import duration
 from cbml.training import read_record
+from tests.fixtures import run_program as run
 from tests.training.small import class_folders
 
 SMALL = [
@@ -30,12 +34,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return class_folders(tmp_path / "images")
-
-
-def run(words: list[str]) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return int(end.value.code or 0)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +95,24 @@ def test_the_end_shows_both_scores_and_leads_on(
     of_classes = [row["recall@1"] for row in found["classes"].values()]
     assert of_classes == sorted(of_classes), "the worst first"
     assert "<h2>Classes</h2>" in (out / "report.html").read_text()
+
+
+def test_the_test_half_of_a_gallery_is_that_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = class_folders(tmp_path / "images"), tmp_path / "run"
+    assert run(["train", str(folder), *SMALL, "--seed", "3", "--out", str(out)]) == 0
+    tested = {Path(path).parent.name for path in load(folder, seed=3).test.paths}
+    assert tested != {Path(path).parent.name for path in load(folder).test.paths}, "of seed 0"
+    gallery = tmp_path / "gallery"
+    words = ["index", str(out), str(folder), "--split", "test", "--out", str(gallery)]
+    assert run(words) == 0
+    with Gallery(gallery) as opened:
+        assert {image.label for image in opened.images} == tested
+    capsys.readouterr()
+    words = ["embed", str(out), str(folder), "--split", "test", "--out", str(tmp_path / "v.npz")]
+    assert run(words) == 0
+    assert set(np.load(tmp_path / "v.npz")["labels"].tolist()) == tested
 
 
 def test_a_training_that_did_not_help_says_so_in_its_last_line(

@@ -1,6 +1,7 @@
 """What holds for every verb: exit codes, one-line errors, suggestions, interruption."""
 
 import importlib
+import os
 import signal
 import subprocess
 import sys
@@ -60,6 +61,17 @@ def test_errors_are_one_line_and_their_kind_is_the_exit_code(
     assert (result.returncode, result.stderr) == (code, line)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "printed"), [("ascii", rb"\xfc\udcff.jpg"), ("utf-8", b"\xc3\xbc\xff.jpg")]
+)
+def test_any_name_of_a_file_can_be_printed(encoding: str, printed: bytes) -> None:
+    body = FAILING.format(body=r"print('\xfc\udcff.jpg')")
+    environment = {**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"}
+    command = [sys.executable, "-c", body]
+    result = subprocess.run(command, capture_output=True, check=False, env=environment)
+    assert (result.returncode, result.stdout.strip(), result.stderr) == (0, printed, b"")
+
+
 def test_debug_shows_where_an_error_came_from() -> None:
     result = run("raise errors.BadData('x')", "--debug")
     assert result.returncode == 3
@@ -112,7 +124,9 @@ def test_near_misses_of_options_are_suggested(words: str, meant: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_an_interrupted_verb_says_so_by_its_exit_code(number: int, code: int) -> None:
     body = "import time; print('ready', flush=True); time.sleep(60)"
     child = subprocess.Popen(

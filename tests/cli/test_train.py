@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cbml.cli import main
 from cbml.runs import RunConfig
 from cbml.training import read_metrics, read_record, update_record
+from tests.fixtures import run_program as run
 from tests.training.small import class_folders
 
 SMALL = [
@@ -32,12 +32,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return class_folders(tmp_path / "images")
-
-
-def run(words: list[str]) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return int(end.value.code or 0)
 
 
 def test_a_run_writes_all_it_promises(
@@ -112,7 +106,7 @@ def test_signals_name_the_way_on_and_resume_finishes(
     words = ["train", str(folder), *SMALL, "--set", "validate_every=0", "--out", str(out)]
     words[words.index("--steps") + 1] = "100000"
     child = subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True)
-    while child.poll() is None and not (out / "metrics.jsonl").exists():
+    while child.poll() is None and not any("loss" in line for line in read_metrics(out)):
         time.sleep(0.05)
     child.send_signal(number)
     error = child.communicate(timeout=60)[1]
@@ -122,6 +116,29 @@ def test_signals_name_the_way_on_and_resume_finishes(
     steps = max(line["step"] for line in read_metrics(out)) + 2
     assert run(["train", "--resume", str(out), "--steps", str(steps)]) == 0
     assert read_record(out)["steps_done"] == steps
+
+
+def test_a_closed_terminal_ends_a_run_in_order(folder: Path, tmp_path: Path) -> None:
+    """Nobody reads standard error any more, as after Ctrl-C in `cbml train 2>&1 | tee log`."""
+    out = tmp_path / "run"
+    words = ["train", str(folder), *SMALL, "--set", "validate_every=0", "--out", str(out)]
+    words[words.index("--steps") + 1] = "100000"
+    with subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE) as child:
+        while child.poll() is None and not any("loss" in line for line in read_metrics(out)):
+            time.sleep(0.05)
+        assert child.stderr is not None
+        child.stderr.close()
+        child.send_signal(signal.SIGHUP)
+    assert child.returncode == 128 + signal.SIGHUP
+    assert any(out.glob("checkpoints/step-*/manifest.json"))
+
+
+def test_standard_error_may_be_closed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert run(["train", str(folder), *SMALL, "--out", str(tmp_path / "run")]) == 0
+    sys.stderr.close()
 
 
 def small_folder(folder: Path, classes: int) -> Path:

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+import cbml
 from cbml.cli import main, program_name
 from cbml.data import ImageDataset, Splits, check, datasets, load, load_anyway, read_image
 from cbml.data.folder import find_pattern
@@ -95,6 +96,20 @@ def test_validation_is_on_known_classes_where_the_test_is(tmp_path: Path) -> Non
     assert len(splits.train) + len(splits.validation) == 24
 
 
+def test_validation_images_of_known_classes_are_no_unseen_classes(tmp_path: Path) -> None:
+    root = grocery(tmp_path / "grocery")
+    shutil.rmtree(root / "dataset" / "test")
+    splits = load(root)
+    assert splits.test is None
+    assert splits.record["shared_classes"] == 4
+    assert splits.record["scores_for"] == "new images of known classes"
+    assert "4 of 4 validation classes are also in train" in notes(splits)
+    config = RunConfig({"source": str(root)}, model={"backbone": "conv4", "crop": 16})
+    with pytest.raises(BadData, match="has no test images with labels; leave out --test"):
+        cbml.run(config, tmp_path / "run", test=True)  # now, not after the training
+    assert not (tmp_path / "run").exists()
+
+
 def test_holding_out_images_leaves_two_of_each_class() -> None:
     sizes = [1, 2, 3, 4, 10, 50]
     labels = np.repeat(np.arange(6), sizes)
@@ -165,7 +180,7 @@ def test_a_stated_pattern(tmp_path: Path) -> None:
     assert classes(by_id.train) | classes(by_id.test) == {f"{i:04}" for i in range(6)}
     by_camera = load(tmp_path, label_from="{id}_{label}_{n}", validation=0)
     assert classes(by_camera.train) == {"c1", "c2"}
-    with pytest.raises(BadData, match=r"does not follow the pattern \{label\}-\{n\}, as 24 of 24"):
+    with pytest.raises(BadData, match=r"24 of 24 file names do not follow .*\{label\}-\{n\}"):
         load(tmp_path, label_from="{label}-{n}")
     with pytest.raises(BadData, match="name the class once"):
         load(tmp_path, label_from="{n}_{camera}")
@@ -225,7 +240,10 @@ def test_copies_with_different_labels_come_first(
     with pytest.raises(SystemExit), pytest.warns(UserWarning, match="both"):
         main(["data", "check", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
-    assert "1 files have the same bytes and different labels" in lines[1]
+    assert lines[1] == "  1 group of copies with different labels"
+    assert sum("copy.png" in line for line in lines) == 1, "no group is listed twice"
+    assert "  1 group of copies with the same label" in lines
+    assert any("copies in both train and test: " in line for line in lines)
 
 
 Rows = list[dict[str, str]]
@@ -335,7 +353,8 @@ def test_check_never_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert not ended.value.code
         shown = capsys.readouterr().out
         assert problem in shown
-        assert f"next:  {program_name()} train {source}" in shown
+        trained = f"next:  {program_name()} train {source} --labels none" in shown
+        assert trained == (source == stray), "nothing to train on has no such command"
 
 
 def test_what_a_benchmark_lacks_is_named(
@@ -434,6 +453,47 @@ def test_train_reads_folders_as_check_does(tmp_path: Path) -> None:
     config = RunConfig({"source": str(tmp_path / "grocery"), "split": "classes"})
     assert load_splits(config).record["scores_for"] == "unseen classes"
     assert load_splits(config.replace(data={"split": "stated"})).record["shared_classes"] == 4
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
+    with pytest.raises(SystemExit):
+        main(["data", "check", *map(str, words)])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_next_command_is_one_that_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = table_rows(tmp_path)
+    (tmp_path / "gap.csv").write_text(
+        "\n".join(["file,class", *(",".join(row.values()) for row in rows), "gone.png,a"])
+    )
+    assert (
+        f"train {tmp_path / 'gap.csv'} --allow-partial "
+        in checked(capsys, tmp_path / "gap.csv")[-1]
+    )
+    path = delimited(";", "utf-8-sig", "Bild", "Art")(tmp_path, rows)
+    lines = checked(capsys, path)
+    assert "no column 'path', only Bild, Art" in lines[1]
+    assert lines[-1] == "  next:  solve the problem above, then check again"
+    named = ("--path-column", "Bild", "--label-column", "Art")
+    assert checked(capsys, path, *named)[-1].split("    #")[0].endswith(" ".join(named))
+
+
+def test_metadata_is_not_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = table_rows(tmp_path)
+    lines = ["file_name,label", *(",".join(row.values()) for row in rows)]
+    (tmp_path / "metadata.csv").write_text("\n".join(lines))
+    (tmp_path / "notes.txt").write_text("?")
+    found = checked(capsys, tmp_path)
+    assert "read as metadata with labels" in found[0]
+    assert "  1 file ignored, by suffix not an image" in found
+    assert not any(".csv" in line for line in found[1:])
+
+
+def test_a_misspelled_dataset_is_recognized() -> None:
+    with pytest.raises(BadData, match="no such folder or archive; did you mean 'emoji'"):
+        load("emojy")
 
 
 def test_a_gallery_labels_images_as_training_does(tmp_path: Path) -> None:

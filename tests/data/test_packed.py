@@ -1,11 +1,8 @@
 """The packed cache: resumable after kill -9, one builder among many processes, damage found."""
 
 import contextlib
-import errno
 import os
 import random
-import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +16,7 @@ from cbml.data.packed import PackedDataset, PackedImages, pack
 from cbml.data.transforms import resized_short_side
 from cbml.errors import DamagedFile
 from tests.data.image_files import image_dataset, save_image
+from tests.faults import failing_call, full_disk
 
 
 def fresh(path: Path, length: int) -> torch.Tensor:
@@ -190,48 +188,25 @@ def test_a_full_disk_is_gone_on_from_when_there_is_room(tmp_path: Path) -> None:
     images = image_dataset(tmp_path / "set")
     whole = pack(images.paths, tmp_path / "whole", short_side=20)
     size = (whole.folder / "pixels.u8").stat().st_size
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        for limit in [1, 100, 700, 3_000, size // 2, size - 1]:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old[1]))
-            try:
-                with pytest.raises(OSError, match="File too large"):
-                    pack(images.paths, tmp_path / "pack", short_side=20)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, old)
-            (folder,) = (tmp_path / "pack").iterdir()
-            assert not (folder / "manifest.json").exists()
-    finally:
-        signal.signal(signal.SIGXFSZ, ignored)
+    for limit in [1, 100, 700, 3_000, size // 2, size - 1]:
+        with full_disk(limit), pytest.raises(OSError, match="File too large"):
+            pack(images.paths, tmp_path / "pack", short_side=20)
+        (folder,) = (tmp_path / "pack").iterdir()
+        assert not (folder / "manifest.json").exists()
     check_whole(pack(images.paths, tmp_path / "pack", short_side=20), images.paths, 20)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "open", "chmod"])
-def test_a_fault_at_every_call_is_gone_on_from(
-    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_at_every_call_is_gone_on_from(tmp_path: Path, call: str) -> None:
     """Fail the n-th system call for n = 1, 2, 3 ... until packing succeeds without a fault."""
     images = image_dataset(tmp_path / "set", classes=2, each=2)
-    real = getattr(os, call)
     for nth in range(1, 50):
-        count = 0
-
-        def faulty(*arguments: object, nth: int = nth, **options: object) -> object:
-            nonlocal count
-            if not str(arguments[0]).startswith(str(tmp_path / "set")):  # an image may be bad
-                count += 1
-                if count == nth:
-                    raise OSError(errno.EIO, "injected fault")
-            return real(*arguments, **options)
-
         cache = tmp_path / f"pack{nth}"
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, faulty)
-            with contextlib.suppress(OSError):
-                pack(images.paths, cache, short_side=20)
+        spared = str(tmp_path / "set")  # an image may be bad
+        with failing_call(call, nth, spared=spared) as calls, contextlib.suppress(OSError):
+            pack(images.paths, cache, short_side=20)
         check_whole(pack(images.paths, cache, short_side=20), images.paths, 20)
-        if count < nth:
+        if calls.count < nth:
             assert nth > 1, f"{call} was never reached"
             return
     pytest.fail("never succeeded")

@@ -6,21 +6,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from cbml.cli import main
 from cbml.experiments import FIGURE_TABLES, Job, find_entries, read_records, search
 from cbml.experiments.plans import LEARNING_RATES as RATES
+from tests.fixtures import run_program as run
 
 SMALL = [
     *("--data", "emoji", "--set", "backbone=conv4", "--set", "crop=16", "--set", "dim=8"),
     *("--set", "classes_per_batch=3", "--set", "samples_per_class=3", "--set", "steps=2"),
     *("--set", "validate_every=2", "--set", "workers=0", "--set", "compile=false"),
 ]
-
-
-def run(words: list[str]) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return int(end.value.code or 0)
 
 
 def reproduce(table: str, root: Path, out: Path, *words: str) -> int:

@@ -13,7 +13,7 @@ import cbml
 from cbml.errors import BadData
 from cbml.experiments import Sources, find_entries, read_records, run_leaderboard
 from cbml.experiments import leaderboard_markdown as markdown
-from cbml.experiments.figures import draw_leaderboard
+from cbml.experiments.document import draw_leaderboard
 from cbml.experiments.leaderboard import (
     Entry,
     Protocol,

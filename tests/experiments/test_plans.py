@@ -86,7 +86,7 @@ def test_further_rates_can_be_tried_and_win() -> None:
     trials = [trial("MS", rate, 1 - rate) for rate in (*RATES, 5e-5)]
     (chosen,) = plan_jobs(plan(only=("MS",)), range(1), trials)
     assert chosen.config.settings.learning_rate == 5e-5
-    with pytest.raises(BadData, match="--set learning_rate=fast: needs float"):
+    with pytest.raises(BadData, match="--set learning_rate=fast: learning_rate must be float"):
         parse_sweeps(["learning_rate=fast"])
 
 

@@ -113,6 +113,25 @@ def _laptop(name: str) -> list[Row]:
     return TABLES[name].rows_for("laptop", "emoji")
 
 
+def test_rows_have_the_constants_that_the_authors_chose_for_the_dataset() -> None:
+    rows = [row for table in ("cub-cars", "sop-inshop") for row in TABLES[table].rows]
+    options = {
+        (row.method, row.data): row_config(row, "full").method.options
+        for row in rows
+        if "method" in row.changes
+    }
+    assert options["HDC", "cub"] == {"weights": [1.0, 1.0, 2.0]}
+    assert options["HDC", "sop"] == {}  # all alike, as by default
+    assert options["HDML", "cars"] == {"balance": 1e4, "norm_weight": 0.003}
+    assert options["Divide-Conquer", "sop"] == {"clusters": 8}
+    assert options["MIC+Margin", "inshop"] == {"clusters": 150, "adversary_weight": 250.0}
+    assert options["PADS", "sop"]["recall_at"] == [1, 10, 100, 1000]
+    assert options["Sharing-DML", "cars"] == {"shared_weight": 0.15, "decorrelation": 100.0}
+    for row in rows:
+        if "method" in row.changes:
+            check_options(row_config(row, "full"))
+
+
 @pytest.mark.parametrize("scale", ["full", "laptop"])
 def test_rows_of_methods_without_labels_are_those_of_their_authors(scale: str) -> None:
     rows = [row for name in ("pseudo", "pseudo-scratch") for row in TABLES[name].rows]

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from cbml.errors import BadData
 from cbml.index import DIML, RERANKERS, find_reranker
-from cbml.index.diml import marginal, transport
+from cbml.index.rerankers import marginal, transport
 from cbml.models import Embedder, Head
 from cbml.models.heads import cut_cells
 from cbml.outputs import Outputs
@@ -47,7 +47,7 @@ def random_outputs(count: int, seed: int, cells: int = 9) -> Outputs:
 
 
 def test_plain_loops_give_the_same_for_every_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cbml.index.diml._BLOCK", 200)  # a few queries at a time
+    monkeypatch.setattr("cbml.index.rerankers._BLOCK", 200)  # a few queries at a time
     queries, gallery = random_outputs(7, 1), random_outputs(11, 2)
     generator = torch.Generator().manual_seed(3)
     candidates = torch.stack([torch.randperm(11, generator=generator)[:3] for _ in range(7)])

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from cbml.index import Clusters, kmeans
-from cbml.index.lloyd import Lloyd
+from cbml.index.clustering import Lloyd
 from tests.oracles.lloyd import lloyd
 
 
@@ -135,7 +135,7 @@ def test_every_round_is_that_of_plain_lloyd(
     name: str, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every bit of the centers, with ties, duplicates and empty clusters, in tiles or whole."""
-    monkeypatch.setattr("cbml.index.lloyd.TILE", tile)
+    monkeypatch.setattr("cbml.index.clustering.TILE", tile)
     empty = 0
     for seed in range(12):
         rows, spherical = case(name, seed), name.startswith("sphere")

@@ -1,9 +1,8 @@
 """A saved index comes back bit for bit; a fault leaves the old or the new one; damage is found."""
 
-import errno
+import contextlib
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -21,6 +20,7 @@ import safetensors.numpy
 from cbml.errors import DamagedFile
 from cbml.files import load_folder, save_folder
 from cbml.index import KINDS, Index
+from tests.faults import failing_call, full_disk
 from tests.index.vectors import random_ids, random_rows
 
 Arrays = dict[str, np.ndarray]
@@ -62,30 +62,14 @@ def test_an_index_comes_back_bit_for_bit(kind: str, number: int, tmp_path: Path)
 
 
 @pytest.mark.parametrize("call", ["open", "replace", "fsync", "chmod"])
-def test_a_fault_at_every_call_leaves_the_old_or_the_new_index(
-    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_at_every_call_leaves_the_old_or_the_new_index(tmp_path: Path, call: str) -> None:
     """Fail the n-th system call for n = 1, 2, 3 ... until a save succeeds without a fault."""
     old, new = an_index(seed=1), an_index(seed=2)
     old.save(tmp_path)
-    real = getattr(os, call)
     for nth in range(1, 50):
-        count = 0
-
-        def faulty(*arguments: Any, nth: int = nth, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == nth:
-                raise OSError(errno.EIO, "injected fault")
-            return real(*arguments, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, faulty)
-            try:
-                new.save(tmp_path)
-                break
-            except OSError:
-                pass
+        with failing_call(call, nth), contextlib.suppress(OSError):
+            new.save(tmp_path)
+            break
         found = Index.load(tmp_path)
         assert same(found, old) or same(found, new)
         old.save(tmp_path)
@@ -99,19 +83,10 @@ def test_a_full_disk_leaves_the_old_index(tmp_path: Path) -> None:
     old, new = an_index(seed=1), an_index(seed=2)
     old.save(tmp_path)
     size = max(path.stat().st_size for path in tmp_path.iterdir())
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        for limit in [1, 100, *range(200, size, size // 20)]:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-            try:
-                with pytest.raises((OSError, safetensors.SafetensorError)):
-                    new.save(tmp_path)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            assert same(Index.load(tmp_path), old)
-    finally:
-        signal.signal(signal.SIGXFSZ, ignored)
+    for limit in [1, 100, *range(200, size, size // 20)]:
+        with full_disk(limit), pytest.raises((OSError, safetensors.SafetensorError)):
+            new.save(tmp_path)
+        assert same(Index.load(tmp_path), old)
     new.save(tmp_path)
     assert same(Index.load(tmp_path), new)
 

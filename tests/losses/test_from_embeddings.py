@@ -6,7 +6,7 @@ import torch
 
 from cbml import CBMLLoss, PairStatistics
 from cbml.errors import BadData
-from cbml.losses.from_data import pair_moments
+from cbml.losses.contrastive_bayesian import pair_moments
 
 
 def clustered(count: int, dim: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:

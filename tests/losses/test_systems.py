@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from cbml.losses import BASELINES
 from cbml.losses.baselines.baseline import Batch
-from cbml.losses.baselines.clustering import disagreement, find_medoids
 from cbml.losses.baselines.loop import arc_similarity
+from cbml.losses.baselines.margin import information
 from cbml.losses.baselines.multi_similarity import directions, expanded_similarity, partners
 from cbml.losses.baselines.proxies import chosen_steps
-from cbml.losses.baselines.rank_mi import information
+from cbml.losses.baselines.tuplets import disagreement, find_medoids
 from tests.oracles import baseline_proxies, baselines
 from tests.oracles import baseline_systems as literal
 
@@ -488,7 +488,7 @@ def test_without_memory_it_is_proxy_anchor() -> None:
 
 def test_a_batch_too_large_for_the_memory_is_named() -> None:
     with pytest.raises(ValueError, match="batch_rows is 5, too small for a batch of 14"):
-        memvir(virtual_steps=1, gap=0, warmup_steps=0, batch_rows=5)(rows(0), LABELS)
+        memvir(virtual_steps=1, gap=0, warmup_steps=9, batch_rows=5)(rows(0), LABELS)
 
 
 def separation_gained(gap: int, virtual_steps: int) -> float:

@@ -128,12 +128,25 @@ def test_clusters_keep_their_numbers(images: ImageDataset) -> None:
     assert torch.equal(method.cluster_of, (first + 1) % 3)
 
 
-def test_clusters_too_small_to_learn_from_are_refused(images: ImageDataset) -> None:
-    method = DivideConquer(num_images=COUNT, clusters=8)
-    method.cluster_of.copy_(torch.arange(COUNT) % 8)
-    lone = ImageDataset(images.paths, np.arange(COUNT), tuple(map(str, range(COUNT))))
-    with pytest.raises(BadData, match=r"--set method.clusters=4"):
-        method.before_epoch(view_at(lone, method, 1, 0))
+def test_too_many_clusters_are_refused() -> None:
+    method = DivideConquer(num_images=COUNT, clusters=3)
+    method.check_images(np.array([6, 6, 1]))
+    for sizes in ([6, 5, 1], [12, 1, 1]):  # too few images that are not alone; one class
+        with pytest.raises(BadData, match=r"need 12 images .* there are 1[12]; use fewer"):
+            method.check_images(np.array(sizes))
+
+
+def test_an_epoch_without_a_useful_cluster_trains_the_whole_embedding(
+    images: ImageDataset,
+) -> None:
+    """Clusters that are classes have nothing to tell apart; a run must not end for that."""
+    method = DivideConquer(num_images=COUNT, clusters=6)
+    method.cluster_of.copy_(torch.tensor(images.known_labels.tolist()))
+    plan = method.before_epoch(view_at(images, method, 1, 0))
+    assert plan is not None
+    assert plan.batches is None
+    assert plan.metadata == {"clusters": 6, "used": 0, "divides": False}
+    assert "no cluster has two images of two classes" in plan.text
 
 
 def test_the_layer_starts_as_in_the_program(images: ImageDataset) -> None:

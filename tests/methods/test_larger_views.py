@@ -1,5 +1,6 @@
 """Larger views: worked numbers, plain loops, batches, and a choice of the model without labels."""
 
+import dataclasses
 from collections.abc import Mapping
 from math import exp, log
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cbml.data import ImageDataset, TrainTransform
+from cbml.data import ImageDataset, PackedDataset, PackedImages, TrainTransform
 from cbml.errors import BadData
 from cbml.methods import LargerViews
 from cbml.methods.larger_views import neighbor_batches, neighbor_pairs, similarity_distillation
@@ -39,12 +40,15 @@ def small_model() -> Embedder:
     return model
 
 
-def view_of(images: ImageDataset, model: Embedder) -> TrainingView:
+def view_of(
+    images: ImageDataset, model: Embedder, packed: PackedImages | None = None
+) -> TrainingView:
     batches = build_batches(
         ImageDataset(images.paths),
         transform=TrainTransform(crop=CROP),
         samples_per_class=1,
         batch_range=(13, 13),
+        source=packed,
     )
     return TrainingView(model, batches, Distributed(), step=0, steps=10)
 
@@ -115,6 +119,37 @@ def test_the_teacher_sees_enlarged_images_and_their_mirror_images(images: ImageD
         torch.testing.assert_close(first[:, 0], similarities.max(dim=1).values)
         seen[enlarge] = method.teacher.clone()
     assert not torch.allclose(seen[1.0], seen[2.0], atol=1e-2)
+
+
+def test_larger_views_come_from_the_files(images: ImageDataset) -> None:
+    view = view_of(images, small_model(), PackedDataset.of(images, CROP).packed)
+    larger = small_model()
+    larger.preprocessing = larger.preprocessing.with_crop(2 * CROP)
+    with pytest.raises(BadData, match="packed with a short side"):
+        view.embed(larger)
+    plain = view_of(images, small_model()).embed(larger)
+    np.testing.assert_array_equal(view.embed(larger, from_files=True), plain)
+
+
+def test_what_the_model_sees_joins_the_teacher_after_some_steps(images: ImageDataset) -> None:
+    model = small_model()
+    method = LargerViews(num_images=42, doubtful=5, renew_steps=3)
+    method.attach(model)
+    view = view_of(images, model)
+    method.start(view)
+    first, half = method.teacher.clone(), method.teacher.shape[1] // 2
+    assert not first[:, half:].any()
+    method.before_epoch(dataclasses.replace(view, step=2))
+    torch.testing.assert_close(method.teacher, first, rtol=0, atol=0)
+    method.before_epoch(dataclasses.replace(view, step=3))
+    torch.testing.assert_close(method.teacher[:, :half], first[:, :half], rtol=0, atol=0)
+    torch.testing.assert_close(method.teacher[:, half:].norm(dim=1), torch.ones(42))
+    similarities = (method.teacher @ method.teacher.T).fill_diagonal_(-9)
+    nearest = similarities.gather(1, method.nearest[:, :1])
+    torch.testing.assert_close(nearest[:, 0], similarities.max(dim=1).values)
+    joined = method.teacher.clone()
+    method.before_epoch(dataclasses.replace(view, step=5))
+    torch.testing.assert_close(method.teacher, joined, rtol=0, atol=0)
 
 
 def test_the_loss_is_the_sum_of_its_terms(images: ImageDataset) -> None:

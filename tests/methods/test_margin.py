@@ -52,6 +52,14 @@ def test_worked_example() -> None:
     assert terms == pytest.approx(expected, abs=1e-6)
 
 
+def test_worked_example_of_a_triplet_of_three_classes() -> None:
+    rows = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]).double()
+    pairs = [Pairs(torch.tensor([0]), torch.tensor([other])) for other in (1, 2)]
+    assert distance_table(rows)[0].tolist()[1:] == pytest.approx([0.894427, 1.414214], abs=1e-6)
+    found = margin_loss(rows, *pairs, beta=torch.ones(3).double(), margin=0.2)
+    assert float(found) == pytest.approx(0.094427, abs=1e-6)
+
+
 def test_plain_loops_give_the_same_for_pairs_that_repeat() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = functional.normalize(torch.randn(7, 3, generator=generator).double(), dim=1)

@@ -143,11 +143,17 @@ def test_a_part_of_each_class_is_never_trained_on(images: ImageDataset) -> None:
         assert seen == set(range(COUNT)) - set(held.tolist())
 
 
-def test_classes_without_four_images_are_refused(images: ImageDataset) -> None:
-    few = ImageDataset(images.paths, np.arange(COUNT) // 3, tuple(map(str, range(COUNT // 3))))
+def test_classes_without_four_images_are_refused() -> None:
     with pytest.raises(BadData, match="no class has four images"):
-        made().start(view_at(few))
-    made().start(view_at(images))
+        made().check_images(np.array([3, 3, 2]))
+    made().check_images(np.array([3, 4, 2]))
+
+
+def test_recall_is_measured_where_it_is_asked_for() -> None:
+    assert made(recall_at=(1, 10, 100, 1000)).recall_at == [1, 10, 100, 1000]
+    for wrong in ((1, 2, 4), (2, 4, 8, 16)):
+        with pytest.raises(ValueError, match="give 4 numbers, the first of them 1"):
+            made(recall_at=wrong)
 
 
 def test_distances_within_and_between_classes() -> None:

@@ -32,6 +32,7 @@ def cut(run: Path, copy: Path, step: int) -> Path:
     for checkpoint in (copy / "checkpoints").iterdir():
         if int(checkpoint.name.removeprefix("step-")) > step:
             shutil.rmtree(checkpoint)
+    shutil.rmtree(copy / "model", ignore_errors=True)  # written at the end
     return copy
 
 

@@ -241,7 +241,7 @@ def test_at_most_a_batch_of_images_is_alive(model: Embedder) -> None:
 GROUP = """
 import sys
 import numpy as np, torch, torch.distributed as distributed
-from cbml.models import Embedder, embed, embed_across
+from cbml.models import Embedder, embed
 
 rank, world, store, count, bad = *map(int, sys.argv[1:3]), sys.argv[3], *map(int, sys.argv[4:6])
 torch.set_num_threads(1)
@@ -252,7 +252,7 @@ if bad >= 0:
     images[bad] = images[bad].astype(float)
 model = Embedder("conv4", dim=8)
 try:
-    rows = embed_across(model, images, distributed.group.WORLD, batch_size=1)
+    rows = embed(model, images, batch_size=1, group=distributed.group.WORLD)
     assert np.array_equal(rows, embed(model, images, batch_size=1, progress=False)), rows.shape
     print("equal", len(rows))
 except ValueError as error:

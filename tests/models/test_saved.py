@@ -1,14 +1,12 @@
 """Saved models come back bit for bit; damaged and hostile ones are refused and run nothing."""
 
-import errno
+import contextlib
 import hashlib
 import io
 import json
 import os
 import random
-import resource
 import shutil
-import signal
 import struct
 import tarfile
 import zipfile
@@ -24,6 +22,7 @@ import torch
 from cbml.errors import BadData, DamagedFile
 from cbml.files import write_json
 from cbml.models import Embedder
+from tests.faults import failing_call, full_disk
 
 
 @pytest.fixture(scope="module")
@@ -103,31 +102,15 @@ def first_number(folder: Path) -> float:
 
 
 @pytest.mark.parametrize("call", ["open", "replace", "fsync", "chmod"])
-def test_a_fault_at_every_call_leaves_the_old_or_the_new_model(
-    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_at_every_call_leaves_the_old_or_the_new_model(tmp_path: Path, call: str) -> None:
     """Fail the n-th system call for n = 1, 2, 3 ... until a save succeeds without a fault."""
     old, new = Embedder("conv4", dim=3, seed=1), Embedder("conv4", dim=3, seed=2)
     old.save(tmp_path)
     numbers = {float(model.head.weight.detach()[0, 0]) for model in (old, new)}
-    real = getattr(os, call)
     for nth in range(1, 50):
-        count = 0
-
-        def faulty(*arguments: Any, nth: int = nth, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == nth:
-                raise OSError(errno.EIO, "injected fault")
-            return real(*arguments, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, faulty)
-            try:
-                new.save(tmp_path)
-                break
-            except OSError:
-                pass
+        with failing_call(call, nth), contextlib.suppress(OSError):
+            new.save(tmp_path)
+            break
         assert first_number(tmp_path) in numbers
         old.save(tmp_path)
     assert 1 < nth < 49, "the call was reached, and the last save met no fault"
@@ -138,19 +121,10 @@ def test_a_full_disk_leaves_the_old_model(tmp_path: Path) -> None:
     old, new = Embedder("conv4", dim=3, seed=1), Embedder("conv4", dim=3, seed=2)
     old.save(tmp_path)
     number = first_number(tmp_path)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        for limit in (1, 1_000, 100_000, 400_000):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-            try:
-                with pytest.raises((OSError, safetensors.SafetensorError)):
-                    new.save(tmp_path)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            assert first_number(tmp_path) == number
-    finally:
-        signal.signal(signal.SIGXFSZ, ignored)
+    for limit in (1, 1_000, 100_000, 400_000):
+        with full_disk(limit), pytest.raises((OSError, safetensors.SafetensorError)):
+            new.save(tmp_path)
+        assert first_number(tmp_path) == number
     assert len(list(tmp_path.iterdir())) == 4, "three parts and the lock, no litter"
 
 

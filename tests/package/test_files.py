@@ -1,12 +1,10 @@
 """Saved files are old or new, never between, and damage is found."""
 
-import errno
+import contextlib
 import hashlib
 import json
 import os
 import random
-import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +14,7 @@ import pytest
 
 from cbml.errors import DamagedFile
 from cbml.files import load_folder, replaced_file, save_folder, write_json
+from tests.faults import failing_call, full_disk
 
 KIND = "test folder 1"
 
@@ -84,30 +83,15 @@ CALLS = ["open", "replace", "fsync", "chmod"]
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_fault_at_every_call_leaves_old_or_new(
-    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_at_every_call_leaves_old_or_new(tmp_path: Path, call: str) -> None:
     """Fail the n-th system call for n = 1, 2, 3 ... until the save succeeds without a fault."""
     folder = tmp_path / "saved"
     save(folder, b"old")
-    real = getattr(os, call)
     for nth in range(1, 100):
-        count = 0
-
-        def faulty(*arguments: object, nth: int = nth, **options: object) -> object:
-            nonlocal count
-            count += 1
-            if count == nth:
-                raise OSError(errno.EIO, "injected fault")
-            return real(*arguments, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, faulty)
-            try:
-                save(folder, b"new content")
-                failed = False
-            except OSError:
-                failed = True
+        failed = True
+        with failing_call(call, nth), contextlib.suppress(OSError):
+            save(folder, b"new content")
+            failed = False
         assert read(folder) in {b"old", b"new content"}
         if not failed:
             assert nth > 1, f"{call} was never reached"
@@ -120,20 +104,10 @@ def test_a_fault_at_every_call_leaves_old_or_new(
 def test_a_full_disk_leaves_the_old_folder(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     save(folder, b"old")
-    old_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        for limit in [1, 10, 100, 300, 500]:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old_limit[1]))
-            try:
-                save(folder, b"x" * 2000)
-            except OSError:
-                assert limit < 2000
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
-            assert read(folder) == b"old"
-    finally:
-        signal.signal(signal.SIGXFSZ, ignored)
+    for limit in [1, 10, 100, 300, 500]:
+        with full_disk(limit), contextlib.suppress(OSError):
+            save(folder, b"x" * 2000)
+        assert read(folder) == b"old"
 
 
 KILLED = """

@@ -6,12 +6,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from cbml.errors import FolderInUse
 from cbml.files import load_folder, locked
+from cbml.index import Index
+from cbml.models import Embedder
 
 KIND = "test folder 1"
 
@@ -141,6 +147,47 @@ def load_beside_writers(folder: Path, *, saves: int, loads: int) -> None:
     codes = [writer.wait() for writer in writers]
     assert set(codes) <= {0, -signal.SIGKILL}
     load_folder(folder, KIND)
+
+
+def slow_reader(monkeypatch: pytest.MonkeyPatch, module: str, save: Callable[[], None]) -> None:
+    """Two saves between the check of the parts and their reading: the parts are deleted."""
+    left = [save, save]
+
+    def slow(*arguments: Any) -> Any:
+        checked = load_folder(*arguments)
+        while left:
+            left.pop()()
+        return checked
+
+    monkeypatch.setattr(f"{module}.load_folder", slow)
+
+
+def test_a_model_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Embedder("conv4", dim=8).requires_grad_(False)
+
+    def save() -> None:
+        model.head.weight.add_(1.0)
+        model.save(tmp_path)
+
+    save()
+    slow_reader(monkeypatch, "cbml.models.saved", save)
+    assert torch.equal(Embedder.load(tmp_path).head.weight, model.head.weight)
+
+
+def test_an_index_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(4)
+
+    def save() -> None:
+        index.add(np.eye(4, dtype=np.float32)[:1])
+        index.save(tmp_path)
+
+    save()
+    slow_reader(monkeypatch, "cbml.index.index", save)
+    assert len(Index.load(tmp_path)) == len(index) == 3
 
 
 def test_readers_beside_two_writers_read_whole_folders(tmp_path: Path) -> None:

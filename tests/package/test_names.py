@@ -1,5 +1,6 @@
 """The public names exist, say what they take, and nothing else is public by accident."""
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -107,6 +108,11 @@ def test_docstring_arguments_equal_the_signature(name: str, thing: object) -> No
         if name not in {"self", "cls"}
     ]
     documented = documented_arguments(docstring)
+    if dataclasses.is_dataclass(thing):  # what a base says of its fields is not repeated
+        bases = [base.__doc__ for base in reversed(thing.__mro__) if dataclasses.is_dataclass(base)]
+        documented = [
+            name for text in bases for name in documented_arguments(inspect.cleandoc(text))
+        ]
     if overridden(thing):  # what its base says holds; entries are for what is particular to it
         assert documented == [name for name in expected if name in documented]
     else:

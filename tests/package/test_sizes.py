@@ -13,6 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES = 400
 LONGEST_FUNCTION = 60
 MOST_PARAMETERS = 10
+LONGEST_VERB = 40
 
 # An operator of torch takes plain values only, so its formula arrives in pieces.
 OPERATORS = {"_evaluate"}
@@ -83,6 +84,16 @@ def test_files_functions_and_signatures_are_short(path: Path) -> None:
         assert body_lines(function) <= LONGEST_FUNCTION, where
         if function.name not in {"__init__", *OPERATORS} and path.parent.name != "cli":
             assert parameters(function) <= MOST_PARAMETERS, where
+
+
+VERBS = sorted((PACKAGE / "cli").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", VERBS, ids=lambda path: path.stem)
+def test_a_verb_is_a_thin_function_over_the_library(path: Path) -> None:
+    for function in functions(path):
+        if function.name == "verb":
+            assert body_lines(function) <= LONGEST_VERB
 
 
 def test_no_two_modules_import_each_other() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cbml.errors import BadData, DamagedFile
-from cbml.runs import RunConfig, loss_parameters, run
-from cbml.runs.loss_parameters import (
+from cbml.runs import RunConfig, parts, run
+from cbml.runs.parts import (
     IMAGES,
     SAMPLES_PER_CLASS,
     recorded_parameters,
@@ -36,7 +36,7 @@ class Estimates:
 @pytest.fixture
 def estimates(monkeypatch: pytest.MonkeyPatch) -> Estimates:
     counted = Estimates()
-    monkeypatch.setattr(loss_parameters, "estimate_options", counted)
+    monkeypatch.setattr(parts, "estimate_options", counted)
     return counted
 
 

@@ -137,7 +137,7 @@ def test_planning_leaves_no_trace_in_what_is_learned(
 def test_chunks_are_chosen_for_the_memory_and_kept_by_a_resume(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbml.training.memory.EMBEDDED", 0)
+    monkeypatch.setattr("cbml.training.machine.EMBEDDED", 0)
     trial = planner(small(source), 1e-9)
     whole = trial.at(16)
     assert whole.chunk_size == 0

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbml.bayes import MatchProbability
+from cbml.bayes import MatchProbability, PairHistogram, PairStatistics
 from cbml.data import ImageDataset, Splits
 from cbml.models import Embedder, find_backbone
-from cbml.report import Distribution, QueryTiles, Tile, line_chart, neighbor_tile, write_run_page
-from cbml.runs.report import _calibration, report_run
+from cbml.report import QueryTiles, Tile, line_chart, neighbor_tile, write_run_page
+from cbml.runs.report import _calibration, pair_histogram, report_run
 from cbml.training import Run, read_metrics, read_record, update_record
 from cbml.training.records import Records
 from tests.training.small import make_images
@@ -69,15 +69,16 @@ def test_what_was_trained_and_what_the_scores_are_for(run: Path) -> None:
 
 def test_scores_curves_and_queries(run: Path) -> None:
     rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]], dtype=np.float32)
-    shown = Distribution.of("unseen ones", rows, np.array([0, 0, 1]))
-    assert shown.means == pytest.approx((1.0, 0.6))
-    assert sum(shown.positive) == pytest.approx(1.0)
+    labels = np.array([0, 0, 1])
+    moments = PairStatistics.of(rows, labels)
+    assert moments.positive_mean == pytest.approx(1.0)
+    shown = pair_histogram("unseen ones", PairHistogram.of(rows, labels), moments)
     found = [
         neighbor_tile("data:1", "swan", 0.9, True),
         neighbor_tile("data:2", NASTY, 0.8, False),
     ]
     queries = [("Worst queries", [QueryTiles(Tile("data:q", "swan", "query", "query"), found)])]
-    page = written(run, distributions=[shown], queries=queries)
+    page = written(run, histograms=[shown], queries=queries)
     cells = re.findall(
         r"<tr><th>(?:<abbr[^>]*>)?([^<]+)(?:</abbr>)?</th><td>([^<]+)</td><td>([^<]+)</td></tr>",
         page,
@@ -92,6 +93,7 @@ def test_scores_curves_and_queries(run: Path) -> None:
     assert len(re.findall(r'class="tile relevant"', page)) == 1
     assert len(re.findall(r'class="tile irrelevant"', page)) == 1
     assert "same class, mean 1.00" in page
+    assert "different class, mean 0.60" in page
     assert "Worst queries" in page
     assert NASTY not in page
     assert "Alarms" not in page

@@ -177,3 +177,4 @@ def test_every_loss_and_method_is_listed(capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     for name in (*LOSSES, *METHODS):
         assert f"  {name} " in printed
+    assert "against a memory of all images (--labels each)" in printed

@@ -1,12 +1,10 @@
 """A checkpoint is old or new, never between; damaged and hostile ones run nothing."""
 
-import errno
+import contextlib
 import json
 import os
 import random
-import resource
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from cbml.data import ImageDataset
 from cbml.errors import DamagedFile
 from cbml.training import Settings
 from cbml.training.checkpoints import newest_checkpoint, write_checkpoint
+from tests.faults import failing_call, full_disk
 from tests.models.test_saved import forge, hostile_files, mutated
 from tests.training.small import make_images, run_small
 
@@ -35,51 +34,62 @@ def newest(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("call", ["open", "replace", "fsync", "chmod", "unlink", "rmdir"])
-def test_a_fault_at_every_call_leaves_the_old_or_the_new_one(
-    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_at_every_call_leaves_the_old_or_the_new_one(tmp_path: Path, call: str) -> None:
     """Fail the n-th system call for n = 1, 2, 3 ... until a save meets none."""
-    real, count, nth = getattr(os, call), 0, 0
-
-    def faulty(*arguments: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == nth:
-            raise OSError(errno.EIO, "injected fault")
-        return real(*arguments, **options)
-
-    while count >= nth:
-        nth, count = nth + 1, 0
-        folder = tmp_path / str(nth)
+    nth, reached = 0, True
+    while reached:
+        nth += 1
+        folder, done = tmp_path / str(nth), False
         save(folder, 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, faulty)
-            try:
-                save(folder, 2)
-                done = True
-            except OSError:
-                done = False
+        with failing_call(call, nth) as calls, contextlib.suppress(OSError):
+            save(folder, 2)
+            done = True
+        reached = calls.count >= nth
         assert newest(folder) in ((2,) if done else (1, 2))
         save(folder, 3)
         assert newest(folder) == 3
     assert nth > 1, "the call was reached"
 
 
+def test_the_new_one_is_on_the_disk_before_the_old_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut loses what was not flushed: contents of files, and entries of folders."""
+    folder, fsync, unlink = tmp_path / "checkpoints", os.fsync, os.unlink
+    contents: set[int] = set()
+    entries: dict[str, set[str]] = {}
+    checked: list[Path] = []
+
+    def flushed(descriptor: int) -> None:
+        fsync(descriptor)
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        contents.add(os.fstat(descriptor).st_ino)
+        if os.path.isdir(path):
+            entries[path] = set(os.listdir(path))
+
+    def deleting(path: Any, **options: Any) -> None:
+        if str(path) == str(folder / "step-000000001" / "manifest.json"):
+            new = folder / "step-000000002"
+            assert new.name in entries.get(str(folder), set())
+            for part in new.glob("[!.]*"):
+                assert part.name in entries[str(new)]
+                assert part.stat().st_ino in contents
+                checked.append(part)
+        unlink(path, **options)
+
+    save(folder, 1)
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "unlink", deleting)
+    save(folder, 2)
+    assert len(checked) == 3
+
+
 def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        for limit in (1, 40, 500, 1_500):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-            try:
-                with pytest.raises((OSError, safetensors.SafetensorError)):
-                    save(tmp_path, 2)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            assert newest(tmp_path) == 1
-    finally:
-        signal.signal(signal.SIGXFSZ, ignored)
+    for limit in (1, 40, 500, 1_500):
+        with full_disk(limit), pytest.raises((OSError, safetensors.SafetensorError)):
+            save(tmp_path, 2)
+        assert newest(tmp_path) == 1
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])

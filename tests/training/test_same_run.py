@@ -25,6 +25,7 @@ from cbml.training import (
     fit,
     read_metrics,
     read_record,
+    update_record,
 )
 from cbml.training.checkpoints import newest_checkpoint, write_checkpoint
 from tests.training.small import CROP, batches, bayes_loss, embedder, make_images
@@ -176,6 +177,64 @@ def test_the_best_model_and_its_record_name_one_step(
         best = max(range(record["steps_done"] + 1), key=scores.__getitem__)
         assert record["best_step"] == best
         assert equal(validation.seen[best], Embedder.load(folder / "model").state_dict())
+
+
+def extended(images: ImageDataset, folder: Path, steps: int, last: int = -1) -> Validation:
+    """A run whose every validation is better than the one before, begun or resumed."""
+    validation = Validation([number / 100 for number in range(30)])
+    validation.last = last
+    with contextlib.suppress(KeyboardInterrupt):
+        fit(
+            embedder(),
+            bayes_loss(),
+            batches(images),
+            settings=Settings(steps=steps, validate_every=2, checkpoint_every=2),
+            validate=validation,
+            run=Run(
+                folder,
+                resume=(folder / "run.json").exists(),
+                derived=frozenset({"test", "calibration.json"}),
+            ),
+            callback=validation,
+        )
+    return validation
+
+
+def test_what_was_noted_of_a_model_goes_when_the_run_gets_another(
+    images: ImageDataset, tmp_path: Path
+) -> None:
+    """A run that had ended, resumed for more steps and killed on the way."""
+    extended(images, tmp_path, 4)
+    update_record(tmp_path, {"test": {"recall@1": 0.5}, "test_evaluations": 3})
+    (tmp_path / "calibration.json").write_text("of the model of step 4")
+    extended(images, tmp_path, 4)
+    assert (tmp_path / "calibration.json").exists(), "the same model"
+    record = read_record(tmp_path)
+    assert (record["finished"], record["best_step"], "test" in record) == (True, 4, True)
+
+    validation = extended(images, tmp_path, 12, last=8)
+    assert equal(validation.seen[6], Embedder.load(tmp_path / "model").state_dict())
+    record = read_record(tmp_path)
+    assert not record["finished"]
+    assert not {"best_step", "best_score", "steps_done", "test"} & record.keys()
+    assert record["test_evaluations"] == 3
+    assert not (tmp_path / "calibration.json").exists()
+
+    extended(images, tmp_path, 12)
+    record = read_record(tmp_path)
+    assert (record["finished"], record["best_step"], record["steps_done"]) == (True, 12, 12)
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(
+    images: ImageDataset, tmp_path: Path
+) -> None:
+    extended(images, tmp_path, 2)
+    before = Embedder.load(tmp_path / "model").state_dict()
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(BadData, match="its checkpoints are gone"):
+        extended(images, tmp_path, 4)
+    assert equal(before, Embedder.load(tmp_path / "model").state_dict())
+    assert read_record(tmp_path)["finished"]
 
 
 def test_unreadable_images_have_a_label_of_their_own(images: ImageDataset, tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ class Job:
                 found[int(rank)] = process
         return found
 
+    def wait_for_a_step(self, run: Path) -> None:
+        while not any("loss" in line for line in read_metrics(run)):
+            assert self.child.poll() is None, self.log.read_text()
+            time.sleep(0.01)
+
     def kill_in(self, run: Path, rank: int) -> None:
         """Send -9 to one process once there is a checkpoint to go on from."""
         while not any(run.glob("checkpoints/step-*/manifest.json")):
@@ -113,26 +118,32 @@ def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
     assert not [name for name in first if not torch.equal(first[name], second[name])]
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """The weights of a run that nobody disturbed."""
+    home = tmp_path_factory.mktemp("unbroken")
+    job = Job([*torchrun(0), *words(class_folders(home / "images"), home / "run")], home)
+    assert job.end(900) == 0, job.log.read_text()
+    assert "resumed after step" not in job.log.read_text()
+    return weights(home / "run")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_process_is_started_again_and_nothing_is_lost(home: Path, jobs: list[Job]) -> None:
-    folder = class_folders(home / "images")
-    commands = {
-        "unbroken": [*torchrun(0), *words(folder, home / "unbroken")],
-        "rank 1": [*torchrun(1), *words(folder, home / "rank 1")],
-        "rank 0": [*torchrun(1), *words(folder, home / "rank 0")],
-        # What `cbml` starts by itself.
-        "launcher": [*WORKER, *words(folder, home / "launcher"), "--processes", "2"],
-    }
-    for name, command in commands.items():
-        job = Job(command, home)
-        jobs.append(job)
-        if name != "unbroken":
-            job.kill_in(home / name, int(name == "rank 1"))
-        assert job.end(300) == 0, job.log.read_text()
-        assert not job.orphans()
-        assert ("resumed after step" in job.log.read_text()) == (name != "unbroken")
-        assert_equal(weights(home / name), weights(home / "unbroken"))
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("starter", ["torchrun", "cbml"])
+def test_a_killed_process_is_started_again_and_nothing_is_lost(
+    home: Path, jobs: list[Job], unbroken: dict[str, Tensor], starter: str, rank: int
+) -> None:
+    told = words(class_folders(home / "images"), home / "run")
+    by_itself = [*WORKER, *told, "--processes", "2"]
+    job = Job([*torchrun(1), *told] if starter == "torchrun" else by_itself, home)
+    jobs.append(job)
+    job.kill_in(home / "run", rank)
+    assert job.end(300) == 0, job.log.read_text()
+    assert not job.orphans()
+    assert "resumed after step" in job.log.read_text()
+    assert_equal(weights(home / "run"), unbroken)
 
 
 @pytest.mark.slow
@@ -161,9 +172,7 @@ def test_the_launcher_passes_signals_on(
     command = [*WORKER, *words(folder, out), "--set", "steps=1000000", "--processes", "2"]
     job = Job(command, home)
     jobs.append(job)
-    while not (out / "metrics.jsonl").exists():
-        assert job.child.poll() is None, job.log.read_text()
-        time.sleep(0.01)
+    job.wait_for_a_step(out)
     job.workers()
     job.child.send_signal(number)
     assert job.end(120) == 128 + number, job.log.read_text()
@@ -176,6 +185,21 @@ def test_the_launcher_passes_signals_on(
     again = Job([*WORKER, "train", "--resume", str(out), *more], home)
     jobs.append(again)
     assert again.end(300) == 0, again.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_launcher_leaves_nobody_behind(home: Path, jobs: list[Job]) -> None:
+    folder, out = class_folders(home / "images"), home / "run"
+    command = [*WORKER, *words(folder, out), "--set", "steps=1000000", "--processes", "2"]
+    job = Job(command, home)
+    jobs.append(job)
+    job.wait_for_a_step(out)
+    assert len(job.workers()) == 2
+    job.child.kill()
+    psutil.wait_procs(job.seen.values(), timeout=60)
+    assert not job.orphans()
+    assert newest_checkpoint(out / "checkpoints", print) is not None
 
 
 def test_a_long_wait_is_said_once(
@@ -197,13 +221,10 @@ def test_a_long_wait_is_said_once(
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_a_stopped_process_is_said_aloud_and_the_run_ends_as_undisturbed(
-    home: Path, jobs: list[Job]
+    home: Path, jobs: list[Job], unbroken: dict[str, Tensor]
 ) -> None:
     folder, out = class_folders(home / "images"), home / "run"
     line = "process 0 has waited 60 s for another one"
-    undisturbed = Job([*torchrun(0), *words(folder, home / "undisturbed")], home)
-    jobs.append(undisturbed)
-    assert undisturbed.end(900) == 0, undisturbed.log.read_text()
     job = Job([*torchrun(0), *words(folder, out)], home)
     jobs.append(job)
     while not any(out.glob("checkpoints/step-*/manifest.json")):
@@ -221,4 +242,4 @@ def test_a_stopped_process_is_said_aloud_and_the_run_ends_as_undisturbed(
     assert job.end(900) == 0, job.log.read_text()
     assert not job.orphans()
     assert "resumed after step" not in job.log.read_text(), "it was not started again"
-    assert_equal(weights(out), weights(home / "undisturbed"))
+    assert_equal(weights(out), unbroken)

@@ -1,4 +1,4 @@
-"""DeepFashion In-Shop: 3,997 garments train; of 3,985 others some images ask, some answer."""
+"""DeepFashion In-Shop: 3,997 garments train; 3,985 others have queries and a gallery."""
 
 from pathlib import Path
 

@@ -7,14 +7,14 @@ const file = (name) => (name.startsWith("-") ? `./${name}` : name);
 
 /** The search of a state with images of the gallery (`ids`) or files (`names`). */
 export function searchCommand(info, state, { ids = [], names = [] }) {
-  const words = ["cbml", "search", info.folder, ...names.map(file), ...ids.flatMap((id) => ["--id", String(id)]),
+  const words = ["search", info.folder, ...names.map(file), ...ids.flatMap((id) => ["--id", String(id)]),
     "--k", String(Math.min(state.k, info.limits.k))];
   if (state.label) words.push("--label", state.label);
   if (state.text) words.push("--text", state.text);
   if (info.has_probability && state.probability) words.push("--min-probability", String(state.probability));
   if (state.unique) words.push("--hide-duplicates");
   if (info.has_probability && state.sort === "probability") words.push("--sort", "probability");
-  return words.map(quoted).join(" ");
+  return [info.program, ...words.map(quoted)].join(" ");
 }
 
 /** A command with a button that copies it. */

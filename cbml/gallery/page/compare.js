@@ -122,5 +122,5 @@ function ask() {
 function alone(info) {
   return element("div", { class: "notice" }, element("h2", {}, "One model is served"),
     element("p", {}, "Index the same images with a second run and serve both galleries to see how ranks move:"),
-    element("pre", {}, `cbml serve ${info.folder} --compare OTHER_GALLERY`));
+    element("pre", {}, `${info.program} serve ${info.folder} --compare OTHER_GALLERY`));
 }

@@ -34,14 +34,18 @@ function more(image) {
     title: "Details (D)", "data-detail": image.id }, "⋯");
 }
 
+/** A label or file name in one line; of a path that is too long, the end is shown. */
+function name(text) {
+  return element("span", { class: text.includes("/") ? "name path" : "name" }, element("bdi", {}, text));
+}
+
 function caption(image) {
   const numbers = [
     known(image.probability) && element("b", {}, percent(image.probability)),
     known(image.similarity) && decimals(image.similarity),
   ].filter(Boolean).flatMap((part, i) => (i ? [" · ", part] : [part]));
   return element("div", { class: "caption" },
-    element("div", { class: "line" }, element("span", { class: "name" }, image.label ?? image.name),
-      !image.which && more(image)),
+    element("div", { class: "line" }, name(image.label ?? image.name), !image.which && more(image)),
     numbers.length > 0 && element("div", { class: "numbers" }, numbers),
     image.change && element("div", { class: `moved ${image.change.way}` }, image.change.text));
 }

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cbml.losses.inputs import (
+    MetricLoss,
     as_labels,
     as_matrix,
     as_pairs,
+    as_references,
     check_range,
     unit_rows,
     without_self_references,
@@ -22,12 +24,12 @@ class Batch:
     """A checked batch: anchors in the rows, references in the columns.
 
     Args:
-        anchors: embeddings of the rows. (B, D)
-        labels: of the anchors. (B,)
-        columns: embeddings of the columns; the anchors themselves without references. (R, D)
-        column_labels: of the columns. (R,)
-        indices: the pairs or triplets as the caller gave them, or None.
-        own_columns: where each anchor finds its own copy among the columns, which is no pair; None
+        anchors: Embeddings of the rows. (B, D)
+        labels: Labels of the anchors. (B,)
+        columns: Embeddings of the columns; the anchors themselves without references. (R, D)
+        column_labels: Labels of the columns. (R,)
+        indices: The pairs or triplets as the caller gave them, or None.
+        own_columns: Where each anchor finds its own copy among the columns, which is no pair; None
             where there is none, or where rows and columns are the same images. (B,)
     """
 
@@ -69,7 +71,7 @@ class Batch:
         return positive, negative
 
 
-class BaselineLoss(nn.Module):
+class BaselineLoss(MetricLoss):
     """A loss of another paper behind the one call that all losses here share.
 
     The loss is computed in float32 (float64 for float64 embeddings) also under autocast, on
@@ -79,12 +81,11 @@ class BaselineLoss(nn.Module):
 
     learning_rate_factor: float = 1.0
     unit_rows: bool = True
+    #: Fewest classes in a batch, and images of each, that it can learn from.
+    smallest_batch: tuple[int, int] = (2, 2)
 
     _takes_indices: ClassVar[bool] = True
     _takes_references: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        super().__init__()
 
     def forward(
         self,
@@ -94,15 +95,7 @@ class BaselineLoss(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """The loss of a batch, one number.
-
-        Args:
-            embeddings: one row per image. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: pairs or triplets of a miner, taken instead of the loss's own choice.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: labels of `ref_emb`. (R,)
-        """
+        """The loss of a batch, one number."""
         with _full_precision(embeddings):
             batch = self._batch(embeddings, labels, indices_tuple, ref_emb, ref_labels)
             if not len(batch.anchors) or not len(batch.columns):
@@ -118,15 +111,7 @@ class BaselineLoss(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> tuple[Tensor, ...] | None:
-        """The pairs or triplets that the loss itself chooses; None where it takes all.
-
-        Args:
-            embeddings: one row per image. (B, D)
-            labels: one integer per row. (B,)
-            indices_tuple: the pairs among which to choose, instead of all.
-            ref_emb: embeddings to compare with instead of the batch itself. (R, D)
-            ref_labels: labels of `ref_emb`. (R,)
-        """
+        """The pairs or triplets that the loss itself chooses; None where it takes all."""
         with _full_precision(embeddings):
             batch = self._batch(embeddings, labels, indices_tuple, ref_emb, ref_labels)
             return self._mined(batch) if len(batch.anchors) and len(batch.columns) else None
@@ -149,7 +134,8 @@ class BaselineLoss(nn.Module):
         labels = as_labels(labels, anchors, "labels")
         columns, column_labels = anchors, labels
         if ref_emb is not None and ref_labels is not None:
-            columns, column_labels = self._checked_references(ref_emb, ref_labels, anchors)
+            columns, column_labels = as_references(ref_emb, ref_labels, anchors)
+            columns = self._checked_rows(columns, "ref_emb")
         if indices_tuple is not None:
             check_range(*as_pairs(indices_tuple), len(anchors), len(columns))
             indices_tuple = tuple(index.to(anchors.device) for index in indices_tuple)
@@ -160,17 +146,6 @@ class BaselineLoss(nn.Module):
             column_labels=column_labels,
             indices=indices_tuple,
         )
-
-    def _checked_references(
-        self, ref_emb: Tensor, ref_labels: Tensor, anchors: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        columns = self._checked_rows(as_matrix(ref_emb, "ref_emb"), "ref_emb")
-        if columns.shape[1] != anchors.shape[1]:
-            raise ValueError(
-                f"ref_emb has {columns.shape[1]} columns, embeddings {anchors.shape[1]}"
-            )
-        columns = columns.to(anchors.device, anchors.dtype)
-        return columns, as_labels(ref_labels, columns, "ref_labels")
 
     def _checked_rows(self, matrix: Tensor, name: str) -> Tensor:
         units = unit_rows(matrix, name)[0]  # refuses rows that have no direction
@@ -195,9 +170,11 @@ class ProxyLoss(BaselineLoss):
     Args:
         num_classes: C, number of training classes; labels are 0 ... C - 1.
         embedding_size: D, width of the embeddings.
-        learning_rate_factor: for the learned vectors.
-        seed: of the first vectors.
+        learning_rate_factor: For the learned vectors.
+        seed: Random seed of the first vectors.
     """
+
+    smallest_batch = (1, 1)
 
     _takes_indices = False
     _takes_references = False
@@ -233,11 +210,7 @@ def _full_precision(embeddings: Tensor) -> torch.autocast:
 
 
 def check_classes(batch: Batch, num_classes: int) -> None:
-    """Refuse labels that have no proxy.
-
-    Args:
-        num_classes: labels must be 0 ... num_classes - 1.
-    """
+    """Refuse labels that have no proxy."""
     outside = (batch.labels < 0) | (batch.labels >= num_classes)
     if bool(outside.any()):
         raise ValueError(
@@ -247,11 +220,7 @@ def check_classes(batch: Batch, num_classes: int) -> None:
 
 
 def check_width(batch: Batch, embedding_size: int) -> None:
-    """Refuse embeddings that are not as wide as what they are compared with.
-
-    Args:
-        embedding_size: the width that the loss was made for.
-    """
+    """Refuse embeddings that are not as wide as what they are compared with."""
     width = batch.anchors.shape[1]
     if width != embedding_size:
         raise ValueError(f"embeddings have {width} columns, but embedding_size is {embedding_size}")
@@ -261,7 +230,7 @@ def distances(similarity: Tensor) -> Tensor:
     """Euclidean distances of unit vectors, sqrt(2 - 2 s), with a finite gradient at zero.
 
     Args:
-        similarity: cosines, which rounding may have pushed beyond one.
+        similarity: Cosines, which rounding may have pushed beyond one.
     """
     squares = 2.0 - 2.0 * similarity
     return squares.clamp(min=torch.finfo(similarity.dtype).eps).sqrt()

@@ -66,8 +66,8 @@ def arc_similarity(starts: Tensor, ends: Tensor) -> Tensor:
     image itself.
 
     Args:
-        starts: unit vectors. (L, D)
-        ends: unit vectors; an arc without a direction, between equal or opposite images, has its
+        starts: Unit vectors. (L, D)
+        ends: Unit vectors; an arc without a direction, between equal or opposite images, has its
             two ends alone. (L, D)
     """
     cosine = (starts * ends).sum(dim=1, keepdim=True)

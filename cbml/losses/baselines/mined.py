@@ -163,7 +163,7 @@ class FastAP(BaselineLoss):
         loss = mean_i 1 - 1/|P_i| Σ_r h_P[r] H_P[r] / H[r]
 
     Args:
-        bins: number of intervals of the squared distance between 0 and 4. 10, as in the library,
+        bins: Number of intervals of the squared distance between 0 and 4. 10, as in the library,
             which follows the authors' program.
     """
 
@@ -190,7 +190,7 @@ def masked_pair_value(
 
     Args:
         loss: a loss of pytorch-metric-learning that works on masks of pairs.
-        indices: pairs or triplets, or None for all pairs.
+        indices: Pairs or triplets, or None for all pairs.
     """
     if indices is None:
         positive, negative = batch.masks()
@@ -201,11 +201,7 @@ def masked_pair_value(
 
 @torch.no_grad()
 def hard_pairs(batch: Batch, margin: float) -> tuple[Tensor, ...]:
-    """Positives within the margin of the hardest negative, negatives of the hardest positive.
-
-    Args:
-        margin: ε.
-    """
+    """Positives within the margin of the hardest negative, negatives of the hardest positive."""
     similarity = batch.similarity()
     positive, negative = hard_masks(similarity, similarity, batch.masks(), margin)
     return (*positive.nonzero(as_tuple=True), *negative.nonzero(as_tuple=True))
@@ -218,9 +214,9 @@ def hard_masks(
     """The same choice as masks, of positives from one matrix and negatives from another.
 
     Args:
-        pulled: similarities of positives. (L, P)
-        pushed: similarities of negatives. (L, N)
-        masks: which entries of each are pairs at all.
+        pulled: Similarities of positives. (L, P)
+        pushed: Similarities of negatives. (L, N)
+        masks: Which entries of each are pairs at all.
         margin: ε.
     """
     positive, negative = masks

@@ -136,8 +136,8 @@ def directions(similarity: Tensor, partner: Tensor) -> Tensor:
     """κ of each anchor, its partner and every image: the cosine of the angle at the anchor. (B, B)
 
     Args:
-        similarity: cosines of a batch with itself. (B, B)
-        partner: the index of one image for each anchor. (B,)
+        similarity: Cosines of a batch with itself. (B, B)
+        partner: The index of one image for each anchor. (B,)
     """
     own = similarity.gather(1, partner[:, None])  # s_ip, (B, 1)
     product = similarity[partner] - similarity - own + 1.0  # (x_n - x_i) · (x_p - x_i)
@@ -150,11 +150,7 @@ def directions(similarity: Tensor, partner: Tensor) -> Tensor:
 
 
 def partners(labels: Tensor) -> Tensor:
-    """For each image the one it is paired with by the order of its class; itself where odd. (B,)
-
-    Args:
-        labels: of the batch. (B,)
-    """
+    """For each image the one it is paired with by the order of its class; itself where odd. (B,)"""
     same = labels[:, None] == labels[None, :]
     place = same.tril(-1).sum(dim=1)  # how many of its class come before
     # The first with the second, the third with the fourth.
@@ -167,8 +163,8 @@ def expanded_similarity(units: Tensor, partner: Tensor, points: int) -> Tensor:
     """The largest similarity of any two points of two images' segments. (B, B)
 
     Args:
-        units: embeddings of length one. (B, D)
-        partner: the other end of each image's segment. (B,)
+        units: Embeddings of length one. (B, D)
+        partner: The other end of each image's segment. (B,)
     """
     share = torch.arange(points + 1, device=units.device, dtype=units.dtype) / (points + 1)
     share = share[None, :, None]
@@ -205,9 +201,9 @@ class MultiSimilarityXBM(BaselineLoss):
 
     Args:
         embedding_size: D, width of the embeddings.
-        memory_size: length of the queue. 8192, from the authors' program; the paper's best is as
+        memory_size: Length of the queue. 8192, from the authors' program; the paper's best is as
             many as there are training images.
-        warmup_steps: training steps before the queue is used. 2000, which the authors' program has
+        warmup_steps: Training steps before the queue is used. 2000, which the authors' program has
             beside 8192; their sample recipe has 1000 beside a queue of 55,000.
         batch_weight: ω. 1, from the authors' program; 0 is the paper's Algorithm 1.
         positive_scale: α of `MultiSimilarity`.
@@ -215,6 +211,8 @@ class MultiSimilarityXBM(BaselineLoss):
         base: λ of `MultiSimilarity`.
         mining_margin: ε of `MultiSimilarity`.
     """
+
+    smallest_batch = (1, 1)  # the queue has the rest
 
     _takes_indices = False
     _takes_references = False

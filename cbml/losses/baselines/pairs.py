@@ -78,7 +78,7 @@ class Histogram(BaselineLoss):
     have no positive, and stops with an index error when a similarity is rounded to one.
 
     Args:
-        bins: number of intervals between -1 and 1, Δ = 2 / bins. 200, Δ = 0.01; the paper finds
+        bins: Number of intervals between -1 and 1, Δ = 2 / bins. 200, Δ = 0.01; the paper finds
             that the number matters little.
     """
 
@@ -122,7 +122,7 @@ class RankedList(BaselineLoss):
         negative_temperature: T_N. 10, from the paper.
         positive_temperature: T_P. 0, from the paper: positives weigh the same.
         negative_share: λ. 0.5, from the paper.
-        gallery_gradient: whether the gradient of an anchor's term reaches the images it is compared
+        gallery_gradient: Whether the gradient of an anchor's term reaches the images it is compared
             with. True, the derivative of the formula; the authors' poster has it False: the anchor
             alone moves.
     """
@@ -175,7 +175,7 @@ class RankedListSimpler(RankedList):
     Args:
         margin: m. 0.4, as `RankedList`.
         negative_temperature: T_N. 10, as `RankedList`.
-        gallery_gradient: as in `RankedList`. True, as there.
+        gallery_gradient: As in `RankedList`. True, as there.
     """
 
     def __init__(

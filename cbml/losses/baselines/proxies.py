@@ -27,8 +27,8 @@ class ProxyNCA(ProxyLoss):
         embedding_size: D, width of the embeddings.
         scale: σ. 3, from Roth et al. 2020; the paper leaves it open. At 1 the exponents span 4 and
             the softmax over many proxies is nearly flat.
-        learning_rate_factor: for the proxies. 50, from Roth et al. 2020.
-        seed: of the first proxies.
+        learning_rate_factor: For the proxies. 50, from Roth et al. 2020.
+        seed: Random seed of the first proxies.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class ProxyNCAPlusPlus(ProxyLoss):
         num_classes: C, number of training classes; labels are 0 ... C - 1.
         embedding_size: D, width of the embeddings.
         temperature: T. 1/9, from the paper.
-        learning_rate_factor: for the proxies. 100, as for `ProxyAnchor`. The authors' program
+        learning_rate_factor: For the proxies. 100, as for `ProxyAnchor`. The authors' program
             gives 4e2 to the proxies and 4e-3 to the network, a factor of 1e5, but with ε = 1 in
             Adam, where a step is the rate times the gradient. With the usual ε each step is as
             long as the rate, and 1e5 would throw the proxies about.
-        seed: of the first proxies.
+        seed: Random seed of the first proxies.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class ProxyAnchor(ProxyLoss):
         embedding_size: D, width of the embeddings.
         margin: δ. 0.1, from the paper.
         scale: α. 32, from the paper.
-        learning_rate_factor: for the proxies. 100, from the authors' program.
-        seed: of the first proxies.
+        learning_rate_factor: For the proxies. 100, from the authors' program.
+        seed: Random seed of the first proxies.
     """
 
     def __init__(
@@ -175,13 +175,13 @@ class ProxyAnchorMemVir(ProxyLoss):
         virtual_steps: N. 5, from a figure of the authors; they have 45 for softmax and 20 for
             proxy-NCA.
         gap: M. 100, from the same figure; 10 and 25 for the other two.
-        warmup_steps: training steps before the memory is used. 2500, the authors' 40 epochs of
+        warmup_steps: Training steps before the memory is used. 2500, the authors' 40 epochs of
             Cars at batch 128.
-        batch_rows: the largest batch that can be remembered. 128, the authors' batch.
+        batch_rows: The largest batch that can be remembered. 128, the authors' batch.
         margin: δ of `ProxyAnchor`. 0.1, from its paper.
         scale: α of `ProxyAnchor`. 32, from its paper.
-        learning_rate_factor: for the proxies. 100, as `ProxyAnchor` and the authors' program.
-        seed: of the first proxies.
+        learning_rate_factor: For the proxies. 100, as `ProxyAnchor` and the authors' program.
+        seed: Random seed of the first proxies.
     """
 
     def __init__(
@@ -222,9 +222,20 @@ class ProxyAnchorMemVir(ProxyLoss):
         self.register_buffer("stored", torch.zeros((), dtype=torch.int64))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
+    @property
+    def largest_batch(self) -> int | None:
+        """The most images of a batch, where batches are remembered."""
+        return self.batch_rows if len(self.memory) else None
+
     def _against_proxies(self, anchors: Tensor, labels: Tensor) -> Tensor:
         everything: list[tuple[Tensor, Tensor, Tensor]] = [(anchors, labels, self.proxies)]
         if self.training:
+            if len(anchors) > (
+                self.largest_batch or len(anchors)
+            ):  # also during the warm-up: nobody waits to hear it
+                raise ValueError(
+                    f"batch_rows is {self.batch_rows}, too small for a batch of {len(anchors)}"
+                )
             self.steps += 1
             if len(self.memory) and int(self.steps) > self.warmup_steps:
                 everything += self._remembered()
@@ -252,8 +263,6 @@ class ProxyAnchorMemVir(ProxyLoss):
     def _store(self, anchors: Tensor, labels: Tensor) -> None:
         """Put the step over the oldest one."""
         size = len(anchors)
-        if size > self.batch_rows:
-            raise ValueError(f"batch_rows is {self.batch_rows}, too small for a batch of {size}")
         slot = int(self.stored) % len(self.memory)
         self.memory[slot, :size] = anchors.detach().to(self.memory.dtype)
         self.memory_labels[slot] = -1
@@ -263,11 +272,7 @@ class ProxyAnchorMemVir(ProxyLoss):
 
 
 def chosen_steps(length: int, gap: int) -> range:
-    """Which steps of the memory are used, counted back from the newest, which is 0.
-
-    Args:
-        gap: M.
-    """
+    """Which steps of the memory are used, counted back from the newest, which is 0."""
     return range(gap, length, gap + 1)
 
 
@@ -277,9 +282,9 @@ def proxy_anchor_value(
     """The formula of `ProxyAnchor` for proxies of any kind.
 
     Args:
-        anchors: unit vectors. (B, D)
-        labels: the proxy of each. (B,)
-        proxies: of any length. (C, D)
+        anchors: Unit vectors. (B, D)
+        labels: The proxy of each. (B,)
+        proxies: Proxies of any length. (C, D)
         margin: δ.
         scale: α.
     """

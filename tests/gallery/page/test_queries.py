@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from cbml.gallery import Gallery, ImageRef, SearchOptions
-from tests.gallery.page.visits import Visit, draw_image, fixed, make_gallery, serving
+from tests.gallery.page.visits import PROGRAM, Visit, draw_image, fixed, make_gallery, serving
 
 
 def tile_ids(holder: Any) -> list[int]:
@@ -28,7 +28,7 @@ def test_several_images_at_once(visit: Visit, images: list[ImageRef], main_galle
             assert tile_ids(row) == [result.id for result in found.results]
     command = page.locator(".command code").inner_text()
     names = " ".join(Path(path).name for path in files)
-    assert command == f"cbml search {main_gallery} {names} --k 12"
+    assert command == f"{PROGRAM} search {main_gallery} {names} --k 12"
     page.reload()  # they are kept in the browser
     page.wait_for_selector(".queries .row:nth-child(3) .tile")
     page.get_by_role("link", name="This search alone").nth(1).click()

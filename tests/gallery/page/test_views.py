@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.gallery.page.visits import Visit, fixed
+from tests.gallery.page.visits import PROGRAM, Visit, fixed
 
 
 def test_worst_queries_come_first(visit: Visit) -> None:
@@ -149,7 +149,7 @@ def test_details_have_a_command_that_can_be_copied(visit: Visit) -> None:
     dialog.get_by_role("button", name="Copy").click()
     page.wait_for_selector("#toast:visible")
     folder = visit.api("info")["folder"]
-    command = f"cbml search {folder} --id {first['id']} --k 24"
+    command = f"{PROGRAM} search {folder} --id {first['id']} --k 24"
     assert page.evaluate("navigator.clipboard.readText()") == command
     page.keyboard.press("Escape")
     page.wait_for_selector("#detail:not([open])", state="attached")

@@ -75,6 +75,9 @@ def make_gallery(
     return folder
 
 
+PROGRAM = "env/bin/python -m cbml"  # where cbml is not on PATH
+
+
 @contextlib.contextmanager
 def serving(gallery: Path, compare: Path | None = None) -> Iterator[str]:
     """The address of a gallery that is served by a thread of this process."""
@@ -89,7 +92,8 @@ def serving(gallery: Path, compare: Path | None = None) -> Iterator[str]:
             for folder in (gallery, compare)
         ]
         assert galleries[0] is not None
-        app = make_app(galleries[0], hosts=allowed_hosts("127.0.0.1"), compare=galleries[1])
+        hosts = allowed_hosts("127.0.0.1")
+        app = make_app(galleries[0], hosts=hosts, compare=galleries[1], program=PROGRAM)
         config = uvicorn.Config(app, log_level="warning", ws="none", lifespan="off")
         server = uvicorn.Server(config)
         listening = stack.enter_context(listen("127.0.0.1", 0))
