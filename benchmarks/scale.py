@@ -34,7 +34,8 @@ import cbml
 from cbml.data import ClassBalancedSampler, check, datasets
 from cbml.gallery import BuildSettings, Gallery, build, list_images
 from cbml.gallery.thumbnails import near_duplicate_groups
-from cbml.index import KINDS, Index, Vectors, open_store
+from cbml.index import KINDS, Index, Vectors
+from cbml.index.milvus import MilvusStore
 from cbml.models import Embedder, Preprocessing
 
 DIM, MILVUS_DIM, EACH, NOISE = 512, 128, 10, 1.5
@@ -117,7 +118,7 @@ def milvus(size: int) -> Iterator[Line]:
         unpack(Path(place, "server"))
         server = MilvusServer(Path(place, "server"))
         server.start()
-        store = open_store(f"milvus:{server.address}", dim=MILVUS_DIM, folder=Path(place))
+        store = MilvusStore(server.address, MILVUS_DIM, name="scale", timeout=900)
 
         def add() -> None:
             for start in range(0, size, 10_000):
@@ -289,8 +290,10 @@ def draw_picture(cells: list[list[str]]) -> None:
             wanted = any(name in row[0] for name in ([names] if isinstance(names, str) else names))
             if not wanted or row[0] in ("serve: start",) or "99th" in row[0]:
                 continue
-            values = [float(value.split()[0].replace(",", "")) for value in row[1:-1]]
-            panel.loglog(sizes, values, marker="o", label=f"{row[0]} ({row[-1].strip(' !')})")
+            known = [value for value in row[1:-1] if value != "not measured"]
+            values = [float(value.split()[0].replace(",", "")) for value in known]
+            label = f"{row[0]} ({row[-1].strip(' !')})"
+            panel.loglog(sizes[: len(values)], values, marker="o", label=label)
         reference = np.array(sizes) / sizes[-1] * panel.get_ylim()[1]
         panel.loglog(sizes, reference, color="gray", linestyle=":", label="slope 1")
         panel.set(title=title, xlabel="images, or vectors")
