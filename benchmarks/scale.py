@@ -278,11 +278,11 @@ def draw_picture(cells: list[list[str]]) -> None:
     from matplotlib import pyplot
 
     sizes = [int(size.replace(",", "")) for size in cells[0][1:-1]]
-    figure, panels = pyplot.subplots(1, 3, figsize=(13, 4.4), layout="constrained")
+    figure, panels = pyplot.subplots(1, 3, figsize=(13, 6), layout="constrained")
     for panel, title, names in zip(
         panels,
         ["one query, milliseconds", "work on many images, seconds", "one request, milliseconds"],
-        [": one query", ("add", "first search", "build", "update", "data check", "evaluate"),
+        [": one query", ("add", "pq4: first", "build", "update", "data check", "evaluate"),
          "serve: "],
         strict=True,
     ):  # fmt: skip
@@ -296,8 +296,8 @@ def draw_picture(cells: list[list[str]]) -> None:
             panel.loglog(sizes[: len(values)], values, marker="o", label=label)
         reference = np.array(sizes) / sizes[-1] * panel.get_ylim()[1]
         panel.loglog(sizes, reference, color="gray", linestyle=":", label="slope 1")
-        panel.set(title=title, xlabel="images, or vectors")
-        panel.legend(fontsize=7)
+        panel.set(title=title, xlabel="size of the table; lines about images: a tenth")
+        panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     figure.savefig(PICTURE, dpi=110)
 
 
