@@ -3,9 +3,9 @@
 The plain step is CBML's on the same network, images and batch of 120, by `cbml.fit`. Seconds are
 those of the processor, of all threads, which other work on the machine changes little. In each
 round all methods and the plain step take turns; a ratio is the mean of the rounds' ratios, each to
-the plain step of its own round. Batches are drawn and decoded in all alike; what a method does before
-an epoch counts in the first step, which is not timed. Peak memory is that of a process of its own
-after two steps, so that nothing of another method is counted.
+the plain step of its own round. Batches are drawn and decoded in all alike; what a method does
+before an epoch counts in the first step, which is not timed. Peak memory is that of a process of
+its own after two steps, so that nothing of another method is counted.
 
     python benchmarks/methods.py                      seconds of every method with labels
     python benchmarks/methods.py --memory             peak memory instead
