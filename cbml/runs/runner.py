@@ -34,6 +34,7 @@ from cbml.training import (
     embed_dataset,
     fit,
     read_record,
+    return_freed_memory,
     update_record,
 )
 
@@ -168,6 +169,7 @@ def _fit(parts: Parts, run: Run, distributed: Distributed, callback: Callback) -
         found = QueryGallery.of(embeddings, held_out.images.known_labels)
         return evaluate_by(candidate, refined(parts.method, found), clustering=False).metrics
 
+    return_freed_memory()
     return fit(
         parts.model,
         parts.method,
@@ -217,6 +219,7 @@ def _test(
     folder: Path, parts: Parts, fitted: Fitted, distributed: Distributed, callback: Callback
 ) -> tuple[Metrics, Metrics | None]:
     """Scores on the test images, of the model that was kept and of the one it started from."""
+    callback.on_message("scoring the test images")
     embedded = embed_split(parts.model, parts.splits, "test", distributed, callback)
     mixed = refined(parts.method, embedded)
     plain = None if mixed is embedded else evaluate_by(parts.model, embedded)
@@ -225,6 +228,7 @@ def _test(
         if fitted.best_step == 0:
             before = found
         else:
+            callback.on_message("scoring the start on the test images, to compare with")
             start = build_model(parts.config, parts.method).eval()
             embedded_start = embed_split(start, parts.splits, "test", distributed, callback)
             before = evaluate_by(start, embedded_start)
