@@ -134,7 +134,7 @@ def _terms_of_all(
     """
     # Few, large tiles: at the end of each operation threads wait for each other, and where other
     # programs are busy, for those.
-    tile_rows = max(2 * TILE_ROWS, -(-len(rows) // 4))
+    tile_rows = 2 * TILE_ROWS
     matrix = rows.new_empty(len(rows), len(rows))  # the similarities, then G
     spare = rows.new_empty(min(tile_rows, len(rows)), len(rows))
     totals, gradient = rows.new_zeros(3), torch.zeros_like(rows) if wants_grad else None
