@@ -172,7 +172,7 @@ def test_a_model_replaced_while_it_is_read_is_read_again(
         model.save(tmp_path)
 
     save()
-    slow_reader(monkeypatch, "cbml.models.saved", save)
+    slow_reader(monkeypatch, "cbml.models.weights", save)
     assert torch.equal(Embedder.load(tmp_path).head.weight, model.head.weight)
 
 
