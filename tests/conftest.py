@@ -35,6 +35,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
             received = os.read(_signals, 4096)
         except BlockingIOError:
             received = b""
-        asked = {signal.SIGINT, signal.SIGTERM} & set(received)
+        asked = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & set(received)
         if asked:
             item.session.shouldstop = f"stopped by {signal.Signals(min(asked)).name}"

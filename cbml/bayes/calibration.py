@@ -144,13 +144,7 @@ class Odds:
     def __call__(
         self, similarities: ArrayLike, cohort_mean: ArrayLike, result_cohort_mean: ArrayLike = 0.0
     ) -> Numbers:
-        """The log odds of results; -inf where there is none.
-
-        Args:
-            similarities: Similarities of results. (..., K)
-            cohort_mean: Mean similarity of the cohorts of their queries. (..., 1)
-            result_cohort_mean: Mean similarity of the cohorts of the results. (..., K)
-        """
+        """The log odds of results; -inf where there is none."""
         odds = self.line.score(similarities, cohort_mean, result_cohort_mean)
         if self.curve is None:
             return odds

@@ -42,11 +42,7 @@ class Results(NamedTuple):
     counts: Numbers
 
     def of(self, queries: NDArray[np.bool_]) -> "Results":
-        """The results of some queries.
-
-        Args:
-            queries: which. (Q,)
-        """
+        """The results of some queries."""
         return Results(self.features[:, queries], self.matches[queries], self.counts[queries])
 
     @property
@@ -71,9 +67,6 @@ def choose_fit(results: Results, classes: NDArray[np.int64], *, seed: int) -> Fi
 
     Lines without and with a ceiling, each without and with a curve. Classes are cut in two halves;
     each half is judged by what was fitted to the other.
-
-    Args:
-        classes: Classes of the queries. (Q,)
     """
     known, codes = np.unique(classes, return_inverse=True)
     halves = (np.random.default_rng(seed).permutation(len(known)) % 2)[codes]

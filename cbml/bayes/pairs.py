@@ -122,11 +122,7 @@ class _Sums(NamedTuple):
 
 
 def pair_moments(pairs: Pairs) -> tuple[Moments, Moments]:
-    """Moments of the positive and of the negative pairs.
-
-    Args:
-        pairs: Pairs of one set, or of queries with a gallery.
-    """
+    """Moments of the positive and of the negative pairs."""
     positive_count, negative_count = pairs.counts
     total = _sums(pairs.left, pairs.right)
     parts = [_sums(left, right) for left, right in pairs.classes()]

@@ -131,6 +131,7 @@ def verb(
         raise typer.BadParameter("--minutes chooses the steps: leave out one of the two")
     if start is not None and backbone is not None:
         raise typer.BadParameter("--start gives the network: leave out --backbone")
+    # Options that are settings come from the context: their names are not listed again.
     config, folder = _planned(data, resume, out, [*_settings(context.params), *(overrides or [])])
     if processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         from cbml.training import run_processes

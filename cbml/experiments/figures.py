@@ -247,11 +247,7 @@ def _drawn(
 
 
 def nearest(vectors: Vectors, count: int) -> Indices:
-    """The nearest other vectors of each vector, (N, count).
-
-    Args:
-        vectors: Unit vectors. (N, D)
-    """
+    """The nearest other vectors of each vector, (N, count)."""
     parts = []
     for start in range(0, len(vectors), 1024):
         similarity = vectors[start : start + 1024] @ vectors.T

@@ -275,12 +275,7 @@ def leaderboard_markdown(records: Iterable[Record], protocol: Protocol | None = 
 def leaderboard_lines(
     records: Iterable[Record], protocol: Protocol | None = None
 ) -> "dict[tuple[str, str], list[Line]]":
-    """The lines of each dataset, with labels "known" and "none", the best Recall@1 first.
-
-    Args:
-        records: Records of any tables; those of other protocols are left out.
-        protocol: Another protocol than the frozen one.
-    """
+    """The lines of each dataset, with labels "known" and "none", the best Recall@1 first."""
     protocol = protocol or read_protocol()
     found: dict[tuple[str, str], dict[str, dict[int, Record]]] = {}
     for record in records:
@@ -358,12 +353,7 @@ class Line:
 
     @classmethod
     def of(cls, name: str, records: Sequence[Record]) -> "Line":
-        """The line of an entry.
-
-        Args:
-            name: Name of the entry.
-            records: One for each seed.
-        """
+        """The line of an entry."""
         scores = [one["scores"]["test"] for one in records if one["failed"] is None]
         seconds = [s for one in records if (s := one.get("seconds_per_step")) is not None]
         peaks = [p / 1e9 for one in records if (p := one.get("peak_bytes")) is not None]

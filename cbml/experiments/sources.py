@@ -186,13 +186,7 @@ def row_cost(row: Row, scale: Scale) -> Cost:
 
 
 def config_cost(config: RunConfig, data: str, scale: Scale) -> Cost:
-    """What a run needs and costs, before it is run.
-
-    Args:
-        config: The run's config.
-        data: Name of its dataset.
-        scale: Scale of the machine that it is meant for, "full" or "laptop".
-    """
+    """What a run needs and costs, before it is run."""
     steps = config.training.steps or 0
     validations = steps // config.training.validate_every if config.training.validate_every else 0
     counts = {split: images for split, (images, _) in DATASETS[data].counts.items()}

@@ -23,11 +23,7 @@ Rows = NDArray[np.float32]
 
 
 def layout(vectors: Rows, *, seed: int = 0) -> NDArray[np.uint16]:
-    """Places on a square map, (N, 2), from 0 to 65535.
-
-    Args:
-        vectors: Unit rows. (N, D)
-    """
+    """Places on a square map, (N, 2), from 0 to 65535."""
     count = len(vectors)
     if count < 3:
         return np.full((count, 2), 32768, dtype=np.uint16)

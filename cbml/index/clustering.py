@@ -193,11 +193,7 @@ class Lloyd:
         self._compare(self._every, None)
 
     def run(self, iterations: int) -> None:
-        """Move and assign so often, or until nothing changes any more.
-
-        Args:
-            iterations: At most.
-        """
+        """Move and assign so often, or until nothing changes any more."""
         touched = torch.ones(len(self.centers), dtype=torch.bool, device=self.rows.device)
         for _ in range(iterations):
             moved = self._move(touched)

@@ -53,11 +53,7 @@ class Flat:
         self.faiss.remove_ids(faiss.IDSelectorBatch(indices))
 
     def vectors(self, indices: Ids) -> Vectors:
-        """Copies of rows, (M, D).
-
-        Args:
-            indices: Which rows. (M,)
-        """
+        """Copies of rows, (M, D)."""
         return np.asarray(self.faiss.reconstruct_batch(indices), dtype=np.float32)
 
     def nearest(self, queries: Vectors, k: int, ids: Ids) -> tuple[Vectors, Ids]:
@@ -196,11 +192,7 @@ class Sq8(Flat):
         self.faiss = self._with_reach(self._reach)
 
     def add(self, vectors: Vectors) -> None:
-        """Append rows, rounded.
-
-        Args:
-            vectors: Checked rows. (N, D)
-        """
+        """Append rows, rounded."""
         needed = np.abs(vectors).max(axis=0)
         beyond = needed > self._reach
         if beyond.any():
@@ -214,12 +206,7 @@ class Sq8(Flat):
         self.faiss.add(vectors)
 
     def compare(self, queries: Vectors, indices: Ids) -> Vectors:
-        """The similarity of each query with each of its candidates as rounded, (Q, W).
-
-        Args:
-            queries: Contiguous rows. (Q, D)
-            indices: Candidates of each query. (Q, W)
-        """
+        """The similarity of each query with each of its candidates as rounded, (Q, W)."""
         similarities = np.empty(indices.shape, dtype=np.float32)
         own_places = np.arange(indices.shape[1], dtype=np.int64)[None]
         for query, candidates in enumerate(indices):
@@ -236,12 +223,7 @@ class Sq8(Flat):
 
     @classmethod
     def restore(cls, dim: int, arrays: Mapping[str, NDArray[Any]]) -> "Sq8":
-        """From what was saved.
-
-        Args:
-            dim: D.
-            arrays: As `arrays` gave them, not yet checked.
-        """
+        """From what was saved."""
         if set(arrays) != {"codes", "reach"}:
             raise DamagedFile(f"expected codes and reach, found {sorted(arrays)}")
         codes, reach = arrays["codes"], arrays["reach"]

@@ -78,11 +78,7 @@ class Pq4:
         return len(self.rows)
 
     def add(self, vectors: Vectors) -> None:
-        """Append rows.
-
-        Args:
-            vectors: Checked rows. (N, D)
-        """
+        """Append rows."""
         self.rows.add(vectors)
         self._scan = None
 
@@ -94,21 +90,11 @@ class Pq4:
         self._scan = None
 
     def vectors(self, indices: Ids) -> Vectors:
-        """Copies of rows, (M, D).
-
-        Args:
-            indices: Which rows. (M,)
-        """
+        """Copies of rows, (M, D)."""
         return self.rows.vectors(indices)
 
     def nearest(self, queries: Vectors, k: int, ids: Ids) -> tuple[Vectors, Ids]:
-        """Similarities and ids of the k nearest rows that were found, (Q, k) each, in order.
-
-        Args:
-            queries: Checked rows. (Q, D)
-            k: At most the number of rows.
-            ids: Ids of all rows; of equally similar rows the one with the smaller id comes first.
-        """
+        """Similarities and ids of the k nearest rows that were found, (Q, k) each, in order."""
         self.prepare()
         width = self.candidates(k, len(queries))
         if width is None:
@@ -283,11 +269,7 @@ def fewest(
 
 
 def checked_recall(recall: object) -> float:
-    """A share between 0 and 1, both excluded.
-
-    Args:
-        recall: As given or as read.
-    """
+    """A share between 0 and 1, both excluded."""
     if not isinstance(recall, float) or not 0.0 < recall < 1.0:
         raise ValueError(f"recall must be a number between 0 and 1, got {recall!r}; flat has 1")
     return recall

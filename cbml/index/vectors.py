@@ -74,11 +74,7 @@ def as_new_ids(ids: Ids, rows: int, taken: Ids) -> Ids:
 
 
 def as_count(k: int) -> int:
-    """`k` where it is a whole number of at least 1.
-
-    Args:
-        k: How many neighbors are asked for.
-    """
+    """`k` where it is a whole number of at least 1."""
     if not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1:
         raise ValueError(f"k must be a whole number of at least 1, got {k!r}")
     return int(k)
@@ -103,11 +99,7 @@ def indices_of(ids: Ids, known: Ids) -> Ids:
 
 
 def refuse_width(where: str, found: int, wanted: int) -> None:
-    """Refuse a store that was made for other vectors.
-
-    Args:
-        wanted: Numbers in the rows at hand.
-    """
+    """Refuse a store that was made for other vectors."""
     if found != wanted:
         raise BadData(
             f"{where} holds vectors of {found} numbers, not {wanted}: "

@@ -124,12 +124,6 @@ def without_self_references(
 
     pytorch-metric-learning hands the batch over as its own reference when there is none. Taken
     literally, each image would be its own positive.
-
-    Args:
-        embeddings: Embeddings of the batch. (B, D)
-        labels: Labels of the batch. (B,)
-        ref_emb: Embeddings to compare with, or None. (R, D)
-        ref_labels: Their labels, or None. (R,)
     """
     if (ref_emb is None) != (ref_labels is None):
         missing = "ref_emb" if ref_emb is None else "ref_labels"

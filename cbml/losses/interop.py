@@ -39,14 +39,7 @@ class LibraryLoss(BaseMetricLossFunction):  # type: ignore[misc]
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        """The loss in the form that the library's reducers ask for.
-
-        Args:
-            embeddings: One row per image. (B, D)
-            labels: One integer per row. (B,)
-            ref_emb: References; the embeddings themselves where there are none. (R, D)
-            ref_labels: Their labels. (R,)
-        """
+        """The loss in the form that the library's reducers ask for."""
         value = self.wrapped(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
 

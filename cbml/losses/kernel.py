@@ -132,10 +132,13 @@ def _terms_of_all(
     Half of them are computed, the others mirrored. With G the gradient of all similarities, that of
     the unit vectors is (G + Gᵀ) U, one product where tiles that come and go need two.
     """
+    # Few, large tiles: at the end of each operation threads wait for each other, and where other
+    # programs are busy, for those.
+    tile_rows = 2 * TILE_ROWS
     matrix = rows.new_empty(len(rows), len(rows))  # the similarities, then G
-    spare = rows.new_empty(min(TILE_ROWS, len(rows)), len(rows))
+    spare = rows.new_empty(min(tile_rows, len(rows)), len(rows))
     totals, gradient = rows.new_zeros(3), torch.zeros_like(rows) if wants_grad else None
-    for tile in pairs.tiles(TILE_ROWS):
+    for tile in pairs.tiles(tile_rows):
         start, stop = tile.rows.start, tile.rows.stop
         torch.mm(rows[tile.rows], rows[start:].T, out=matrix[tile.rows, start:])
         matrix[stop:, tile.rows] = matrix[tile.rows, stop:].T
@@ -155,10 +158,10 @@ def _add_products(gradient: Tensor, matrix: Tensor, tile: slice, rows: Tensor) -
         gradient: changed. (B, D)
         matrix: G, complete down to the tile. (B, B)
     """
-    above = matrix[tile, : tile.start]  # (T, A)
-    for start in range(0, tile.start, TILE_ROWS):  # square by square, which a cache can hold
-        square = slice(start, start + TILE_ROWS)
-        above[:, square] += matrix[square, tile].T
+    above, side = matrix[tile, : tile.start], 2 * TILE_ROWS  # (T, A)
+    for start in range(0, tile.start, side):  # piece by piece, which a cache can hold
+        piece = slice(start, min(start + side, tile.start))
+        above[:, piece] += matrix[piece, tile].T
     own = matrix[tile, tile]
     gradient[tile].addmm_(own + own.T, rows[tile])
     gradient[tile].addmm_(above, rows[: tile.start])

@@ -78,19 +78,11 @@ class MaskedTile:
         self.negative_count = negative.sum(dim=1, keepdim=True)  # (T, 1)
 
     def take(self, similarity: Tensor) -> Tensor:
-        """A copy of all similarities, (T, R).
-
-        Args:
-            similarity: Similarity of the tile. (T, R)
-        """
+        """A copy of all similarities, (T, R)."""
         return similarity.clone()
 
     def blank(self, similarity: Tensor, value: float) -> None:
-        """Write a value over everything that is not a negative.
-
-        Args:
-            similarity: Similarity of the tile, changed. (T, R)
-        """
+        """Write a value over everything that is not a negative."""
         similarity.masked_fill_(self._not_negative, value)
 
     def add(self, similarity: Tensor, values: Tensor) -> None:

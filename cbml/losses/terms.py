@@ -53,15 +53,7 @@ def compute_terms(
     ref_labels: Tensor | None,
     formula: Formula,
 ) -> LossTerms:
-    """The means over all anchors of the terms that `formula` describes.
-
-    Args:
-        embeddings: Embeddings of the anchors, of any length. (B, D)
-        labels: Labels of the anchors. (B,)
-        indices_tuple: Pairs or triplets that take the place of all pairs given by the labels.
-        ref_emb: Embeddings to compare with; None for the anchors themselves. (R, D)
-        ref_labels: Their labels. (R,)
-    """
+    """The means over all anchors of the terms that `formula` describes."""
     ref_emb, ref_labels = without_self_references(embeddings, labels, ref_emb, ref_labels)
     rows = as_matrix(embeddings, "embeddings")
     row_labels = as_labels(labels, rows, "labels")

@@ -146,12 +146,7 @@ def feature_piece(features: Tensor, place: int, count: int) -> Tensor:
 
 
 def piece_width(features: int, place: int, count: int) -> int:
-    """How wide that piece is.
-
-    Args:
-        features: C.
-        place: Which of them, from 0.
-    """
+    """How wide that piece is."""
     return features * (place + 1) // count - features * place // count
 
 
@@ -194,11 +189,7 @@ class GeneralizedMean(nn.Module):
 
 
 def pool(features: Tensor, kind: str) -> Tensor:
-    """Average, maximum or their sum over the places of a map, (B, C, H, W) -> (B, C).
-
-    Args:
-        kind: "average", "max" or "average_max".
-    """
+    """Average, maximum or their sum over the places of a map, (B, C, H, W) -> (B, C)."""
     if kind == "average":
         return features.mean((-2, -1))
     if kind == "max":

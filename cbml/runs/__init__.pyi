@@ -1,16 +1,15 @@
 from .analysis import RunAnalysis as RunAnalysis
 from .analysis import analyze_run as analyze_run
-from .analysis_page import analysis_tables as analysis_tables
 from .build import build_batches as build_batches
 from .build import build_execution as build_execution
 from .build import build_method as build_method
 from .build import build_model as build_model
 from .build import build_run_loss as build_run_loss
+from .build import check_options as check_options
 from .build import load_splits as load_splits
 from .build import training_paths as training_paths
 from .build import training_splits as training_splits
 from .build import use_backbone as use_backbone
-from .checks import check_options as check_options
 from .compare import Comparison as Comparison
 from .compare import compare_runs as compare_runs
 from .compare import resumed_config as resumed_config
@@ -23,6 +22,7 @@ from .demo import Demonstration as Demonstration
 from .demo import demonstrate as demonstrate
 from .demo import reliability_of as reliability_of
 from .demo import view_of as view_of
+from .demo import write_demo_report as write_demo_report
 from .doctor import examine as examine
 from .evaluate import Evaluation as Evaluation
 from .evaluate import evaluate_run as evaluate_run
@@ -36,7 +36,7 @@ from .folder import run_split as run_split
 from .old_records import with_current_names as with_current_names
 from .planning import with_larger_views as with_larger_views
 from .refinement import load_refinement as load_refinement
-from .report import write_demo_report as write_demo_report
+from .report import analysis_tables as analysis_tables
 from .runner import RunResult as RunResult
 from .runner import run as run
 from .runner import trained_model as trained_model

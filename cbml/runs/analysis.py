@@ -13,12 +13,12 @@ from cbml.files import write_json
 from cbml.models import Embedder
 from cbml.query_gallery import QueryGallery
 from cbml.report import draw_ratios, draw_reliability, draw_similarities, save_figure
-from cbml.runs.analysis_page import write_analysis_page
 from cbml.runs.build import build_model, load_splits, training_splits
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import embed_images, note_test_evaluation, shows_test_images
 from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.parts import sample_indices
+from cbml.runs.report import write_analysis_page
 from cbml.training import Callback
 
 Grid = dict[str, dict[str, SetAnalysis]]  # by images, then by model

@@ -29,6 +29,7 @@ from cbml.data import (
     unlabeled_splits,
 )
 from cbml.errors import BadData, nearest
+from cbml.evaluation import score_names
 from cbml.losses import build_loss
 from cbml.methods import METHODS
 from cbml.models import (
@@ -37,11 +38,13 @@ from cbml.models import (
     Execution,
     add_backbone,
     find_backbone,
+    resolve_head,
+    resolve_levels,
 )
 from cbml.runs.config import RunConfig
 from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.sections import LossConfig, MethodConfig
-from cbml.training import Distributed, Method, keep_freed_memory
+from cbml.training import Distributed, Method, check_batch_shape, keep_freed_memory
 from cbml.training import build_batches as build_training_batches
 
 _SPLITS = {(name,) for name in SPLIT_NAMES}
@@ -147,11 +150,7 @@ def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:
 
 
 def with_start(config: RunConfig) -> RunConfig:
-    """The config with the network of the model that it starts from.
-
-    Args:
-        config: May name a run or a saved model in `model.start`.
-    """
+    """The config with the network of the model that it starts from."""
     if config.model.start is None:
         return config
     start = Embedder.load(model_folder(Path(config.model.start)))
@@ -275,6 +274,29 @@ def _construct(
     except (TypeError, ValueError) as error:
         raise BadData(f"--method {chosen.name}: {error}") from None
     return made
+
+
+def check_options(config: RunConfig) -> None:
+    """Refuse options that cannot be meant, before any image is read.
+
+    Args:
+        config: Names the loss and its options.
+    """
+    if config.data.labels != "none" and config.pseudo_labels.clusters is not None:
+        raise BadData("clusters: only with labels=none")
+    use_backbone(config.model.backbone)
+    method = build_method(config, 2, images=2)
+    if isinstance(method, Method):
+        resolve_levels(method.heads(config.model.dim), config.model.backbone)
+        resolve_head(method.head, config.model.backbone, config.model.dim)
+    known = config.data.labels == "known"
+    classes = config.training.classes_per_batch if known else None
+    check_batch_shape(method, classes, config.training.samples_per_class)
+    scores = [*score_names(clustering=False), *getattr(method, "judged_by", ())]
+    if known and config.training.choose_by not in (None, *scores):
+        raise BadData(
+            f"choose_by={config.training.choose_by}: no such score; use one of {', '.join(scores)}"
+        )
 
 
 def use_backbone(name: str | None) -> None:

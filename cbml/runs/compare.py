@@ -46,11 +46,7 @@ def resumed_config(folder: Path, texts: list[str]) -> RunConfig:
 
 
 def check_same_run(folder: Path, config: RunConfig) -> RunConfig:
-    """The config, filled in as the run has filled it; every other difference is refused by name.
-
-    Args:
-        config: What the run is to be continued with.
-    """
+    """The config, filled in as the run has filled it; every other difference is refused by name."""
     before, config = recorded_config(folder), as_recorded(folder, config)
     then, now = flat_config(before), flat_config(config)
     for name in [*then, *(name for name in now if name not in then)]:

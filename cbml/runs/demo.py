@@ -4,33 +4,83 @@ The gallery arrives as a function: it stands beside this package, not below it.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cbml.bayes import MatchProbability, analyze_set, check_results
+from cbml.bayes import MatchProbability, Reliability, SetAnalysis, analyze_set, check_results
 from cbml.data import ImageDataset, PackedDataset
 from cbml.errors import BadData
-from cbml.evaluation import evaluate
+from cbml.evaluation import Scores, evaluate
 from cbml.files import write_json
 from cbml.models import Embedder
 from cbml.progress import reporter
+from cbml.report import Table, write_page
 from cbml.runs.build import build_model, load_splits
 from cbml.runs.compare import as_recorded
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import note_test_evaluation
 from cbml.runs.folder import recorded_config, run_calibration
 from cbml.runs.parts import with_chosen_parameters
-from cbml.runs.report import CalibrationCheck, View, by_gain, write_demo_report
+from cbml.runs.report import one_per_class, pair_histogram, query_tiles
 from cbml.runs.runner import trained_model
 from cbml.training import Callback, embed_dataset
 
 MakeGallery = Callable[[Embedder, Path, Path], object]
 
 _RESULT = "demo.json"
+_QUERIES = 4
+
+Indices = NDArray[np.int64]
+Embeddings = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class CalibrationCheck:
+    """How far the match probabilities of a gallery can be trusted.
+
+    Args:
+        check: On classes to which the checked probabilities were not fitted.
+        own: Whether they were fitted to the gallery's own labels, so that halves of its classes
+            checked each other; else to held-out classes, and all of its classes check them.
+        results: How many results of each search were checked.
+    """
+
+    check: Reliability
+    own: bool
+    results: int
+
+    @property
+    def sentence(self) -> str:
+        """What was fitted to what, and checked on what."""
+        if self.own:
+            fitted = (
+                "This gallery has labels, and its probabilities were fitted to them. Its classes "
+                "were cut into two halves, each checked with what was fitted to the other"
+            )
+        else:
+            fitted = "They were fitted to held-out classes and are checked here on unseen ones"
+        return f"{fitted}, among the first {self.results} results of every search."
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What one model makes of a dataset.
+
+    Args:
+        embeddings: Unit vectors. (N, D)
+        scores: Scores of every image as a query among the others.
+        analysis: Analysis of all pairs.
+    """
+
+    embeddings: Embeddings
+    scores: Scores
+    analysis: SetAnalysis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,3 +245,104 @@ def reliability_of(
     return CalibrationCheck(
         check_results(ready, view.embeddings, labels)[10], own=False, results=10
     )
+
+
+# The page of a demonstration.
+
+
+def write_demo_report(
+    path: Path,
+    sentence: str,
+    dataset: PackedDataset,
+    before: View,
+    after: View,
+    calibration: CalibrationCheck | None,
+) -> None:
+    """Write the page of a demo: scores, the same queries before and after, the analysis.
+
+    Args:
+        path: The file to create or replace.
+        sentence: What was learned.
+        dataset: The images.
+        before: What the untrained model makes of them.
+        after: What the trained model makes of them.
+        calibration: Calibration of the gallery's match probabilities; None where there are none.
+    """
+    gained = by_gain(before, after)
+    random = np.random.default_rng(0).permutation(np.sort(gained))
+    labels = dataset.images.known_labels
+    queries = [
+        (
+            title,
+            [
+                (
+                    query_tiles(dataset, before.embeddings, query),
+                    query_tiles(dataset, after.embeddings, query),
+                )
+                for query in one_per_class(order, labels, _QUERIES)
+            ],
+        )
+        for title, order in (
+            ("Gained most", gained),
+            ("Drawn at random", random),
+            ("Lost most", gained[::-1]),
+        )
+    ]
+    gallery = shlex.quote(str(path.parent / "gallery"))
+    write_page(
+        path,
+        "demo.html",
+        title="What the network learned",
+        sentence=sentence,
+        scores=_gains(before.scores, after.scores),
+        queries=queries,
+        separation=_separation_text(before.analysis, after.analysis),
+        histograms=[
+            pair_histogram(title, view.analysis.histogram, view.analysis.statistics)
+            for title, view in (("before", before), ("after", after))
+        ],
+        calibration=None if calibration is None else _calibration_table(calibration),
+        next_commands=(
+            f"cbml serve {gallery} --open",
+            f"cbml search {gallery} --id {int(gained[0])}",
+            "cbml train my-images/",
+        ),
+    )
+
+
+def by_gain(before: View, after: View) -> Indices:
+    """The queries that have something to find, those first whose results gained most."""
+    old, new = before.scores.per_query["map@r"], after.scores.per_query["map@r"]
+    queries = np.flatnonzero(after.scores.positives > 0)
+    return queries[np.argsort((old - new)[queries], kind="stable")]
+
+
+def _gains(before: Scores, after: Scores) -> Table:
+    names = {f"Recall@{k}": f"recall@{k}" for k in (1, 2, 4, 8)} | {"MAP@R": "map@r", "NMI": "nmi"}
+    rows = []
+    for title, name in names.items():
+        old, new = before.metrics.get(name), after.metrics.get(name)
+        if old is not None and new is not None:
+            rows.append((title, f"{old:.1%}", f"{new:.1%}", f"{100 * (new - old):+.1f}"))
+    return Table(("", "before", "after", "points"), rows)
+
+
+def _separation_text(before: SetAnalysis, after: SetAnalysis) -> str:
+    return (
+        "CBML models the similarities of positive and of negative pairs by a Gaussian each, and "
+        "pushes pairs by the posterior probability that follows. Separation is the distance of the "
+        f"two means in units of their spread: {before.statistics.separation:.2f} before, "
+        f"{after.statistics.separation:.2f} after."
+    )
+
+
+def _calibration_table(one: CalibrationCheck) -> Table:
+    check = one.check
+    rows = [
+        (f"{count:,} results", f"{confidence:.0%}", f"{accuracy:.0%}")
+        for count, confidence, accuracy in zip(
+            check.counts, check.confidence, check.accuracy, strict=True
+        )
+    ]
+    note = f"{one.sentence} Mean gap between confidence and accuracy: {check.ece:.1%}."
+    return Table(("", "confidence", "accuracy"), rows, note=note)

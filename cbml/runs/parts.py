@@ -21,10 +21,10 @@ from cbml.runs.build import (
     build_method,
     build_model,
     build_run_loss,
+    draw_batches,
     takes_loss,
     training_splits,
 )
-from cbml.runs.checks import check_model, check_trainable
 from cbml.runs.config import RunConfig
 from cbml.runs.planning import Planner, plan_run, with_crop, workload
 from cbml.training import (
@@ -32,6 +32,9 @@ from cbml.training import (
     SAMPLES_PER_CLASS,
     Callback,
     Distributed,
+    Method,
+    check_chunks,
+    check_training_set,
     embed_dataset,
     fitted_sizes,
     read_record,
@@ -83,9 +86,9 @@ def labeled_parts(config: RunConfig, start: Start) -> Parts:
     config = _with_batch_sizes(config, splits.train, start)
     classes, parameters = len(splits.train.class_names), None
     method = build_method(config, classes, images=len(splits.train))
-    check_trainable(config, splits.train, method, distributed)
+    check_training_set(method, draw_batches(config, splits.train, distributed))
     model = build_model(with_crop(config), method)
-    check_model(config, model, method)
+    _check_model(config, model, method)
     batch = int(config.training.classes_per_batch or 0) * int(
         config.training.samples_per_class or 0
     )
@@ -120,6 +123,14 @@ def _planned(
     config, plan = plan_run(planner, start.distributed, start.callback)
     model.preprocessing = model.preprocessing.with_crop(config.model.crop)
     return config, {"plan": plan}
+
+
+def _check_model(config: RunConfig, model: Embedder, method: nn.Module) -> None:
+    """Refuse a network that a method, or chunks, cannot be trained with."""
+    if isinstance(method, Method):
+        method.attach(model)
+    if config.training.chunk_size:
+        check_chunks(model.train())
 
 
 def _check_classes(config: RunConfig, images: ImageDataset) -> None:
@@ -205,7 +216,7 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     _check_unlabeled(config, images, distributed)
     # A model has heads, and so a size, before it is known how many clusters there will be.
     model = build_model(with_crop(config))
-    check_model(config, model, nn.Identity())
+    _check_model(config, model, nn.Identity())
     sizes = config.pseudo_labels.batch_sizes
     config, plan = _planned(config, model, nn.Identity(), splits, sizes[1], start)
     config = config.replace(training={"choose_by": config.training.choose_by or "recall@1"})
@@ -241,7 +252,7 @@ def _check_unlabeled(config: RunConfig, images: ImageDataset, distributed: Distr
     if config.data.labels == "none":
         clusters = cluster_count(clusters, config.pseudo_labels.clusters)
     method = build_method(config, clusters, images=len(images))
-    check_trainable(config, images, method, distributed)
+    check_training_set(method, draw_batches(config, images, distributed))
 
 
 def _pseudo_labels(config: RunConfig, clusters: int, study: Study | None) -> PseudoLabels:

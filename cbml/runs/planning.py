@@ -258,7 +258,7 @@ def with_larger_views(config: RunConfig, changes: Mapping[str, Mapping[str, Any]
 
     Args:
         config: Made from the changes.
-        changes: What was chosen, by section and field.
+        changes: What was chosen in the other sections than `data`, by section and field.
     """
     if config.data.labels != "none" or {"loss", "method"} & changes.keys():
         return config

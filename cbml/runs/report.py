@@ -1,13 +1,14 @@
-"""What the pages of a run and of a demo show: queries, pairs, scores before and after."""
+"""What the pages of a run show: its report, and the analysis of its similarities."""
 
 import contextlib
+import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from cbml.bayes import PairHistogram, PairStatistics, Reliability, SetAnalysis
@@ -17,21 +18,23 @@ from cbml.evaluation import Scores, evaluate
 from cbml.models import Embedder
 from cbml.report import (
     QueryTiles,
+    Series,
     Table,
     Tile,
+    histogram_chart,
     neighbor_tile,
+    ratio_chart,
+    reliability_chart,
     thumbnail,
     write_page,
     write_run_page,
 )
-from cbml.runs.analysis_page import pair_histogram
 from cbml.runs.folder import images_to_index, recorded_config, run_calibration
 from cbml.training import Callback, embed_dataset, read_metrics, read_record
 
 # Enough for smooth histograms; all pairs of them fit into a few dozen megabytes.
 _IMAGES = 1500
 _QUERIES = 6
-_DEMO_QUERIES = 4
 _NEIGHBORS, _FEWEST = 8, 3
 _SIDE = 72
 _CLASSES = 40
@@ -92,126 +95,8 @@ def report_run(
     )
 
 
-@dataclass(frozen=True)
-class CalibrationCheck:
-    """How far the match probabilities of a gallery can be trusted.
-
-    Args:
-        check: On classes to which the checked probabilities were not fitted.
-        own: Whether they were fitted to the gallery's own labels, so that halves of its classes
-            checked each other; else to held-out classes, and all of its classes check them.
-        results: How many results of each search were checked.
-    """
-
-    check: Reliability
-    own: bool
-    results: int
-
-    @property
-    def sentence(self) -> str:
-        """What was fitted to what, and checked on what."""
-        if self.own:
-            fitted = (
-                "This gallery has labels, and its probabilities were fitted to them. Its classes "
-                "were cut into two halves, each checked with what was fitted to the other"
-            )
-        else:
-            fitted = "They were fitted to held-out classes and are checked here on unseen ones"
-        return f"{fitted}, among the first {self.results} results of every search."
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """What one model makes of a dataset.
-
-    Args:
-        embeddings: Unit vectors. (N, D)
-        scores: Scores of every image as a query among the others.
-        analysis: Analysis of all pairs.
-    """
-
-    embeddings: Embeddings
-    scores: Scores
-    analysis: SetAnalysis
-
-
-def write_demo_report(
-    path: Path,
-    sentence: str,
-    dataset: PackedDataset,
-    before: View,
-    after: View,
-    calibration: CalibrationCheck | None,
-) -> None:
-    """Write the page of a demo: scores, the same queries before and after, the analysis.
-
-    Args:
-        path: The file to create or replace.
-        sentence: What was learned.
-        dataset: The images.
-        before: What the untrained model makes of them.
-        after: What the trained model makes of them.
-        calibration: Calibration of the gallery's match probabilities; None where there are none.
-    """
-    gained = by_gain(before, after)
-    random = np.random.default_rng(0).permutation(np.sort(gained))
-    labels = dataset.images.known_labels
-    queries = [
-        (
-            title,
-            [
-                (
-                    query_tiles(dataset, before.embeddings, query),
-                    query_tiles(dataset, after.embeddings, query),
-                )
-                for query in _one_per_class(order, labels, _DEMO_QUERIES)
-            ],
-        )
-        for title, order in (
-            ("Gained most", gained),
-            ("Drawn at random", random),
-            ("Lost most", gained[::-1]),
-        )
-    ]
-    gallery = shlex.quote(str(path.parent / "gallery"))
-    write_page(
-        path,
-        "demo.html",
-        title="What the network learned",
-        sentence=sentence,
-        scores=_gains(before.scores, after.scores),
-        queries=queries,
-        separation=_separation_text(before.analysis, after.analysis),
-        histograms=[
-            pair_histogram(title, view.analysis.histogram, view.analysis.statistics)
-            for title, view in (("before", before), ("after", after))
-        ],
-        calibration=None if calibration is None else _calibration_table(calibration),
-        next_commands=(
-            f"cbml serve {gallery} --open",
-            f"cbml search {gallery} --id {int(gained[0])}",
-            "cbml train my-images/",
-        ),
-    )
-
-
-def by_gain(before: View, after: View) -> Indices:
-    """The queries that have something to find, those first whose results gained most.
-
-    Args:
-        before: What the untrained model makes of the images.
-    """
-    old, new = before.scores.per_query["map@r"], after.scores.per_query["map@r"]
-    queries = np.flatnonzero(after.scores.positives > 0)
-    return queries[np.argsort((old - new)[queries], kind="stable")]
-
-
 def query_tiles(dataset: PackedDataset, embeddings: Embeddings, query: int) -> QueryTiles:
-    """A query and its nearest images, relevant or not.
-
-    Args:
-        embeddings: Their unit vectors. (N, D)
-    """
+    """A query and its nearest images, relevant or not."""
     labels, names = dataset.images.known_labels, dataset.images.class_names
     same = labels == labels[query]
     # Past the last relevant image all are irrelevant, and nobody is to blame for it.
@@ -288,13 +173,13 @@ def _extremes(dataset: PackedDataset, embeddings: Embeddings) -> dict[str, list[
     return {
         kind: [
             query_tiles(dataset, embeddings, query)
-            for query in _one_per_class(chosen, labels, _QUERIES)
+            for query in one_per_class(chosen, labels, _QUERIES)
         ]
         for kind, chosen in (("Worst", order), ("Best", order[::-1]))
     }
 
 
-def _one_per_class(order: Indices, labels: Indices, count: int) -> Sequence[int]:
+def one_per_class(order: Indices, labels: Indices, count: int) -> Sequence[int]:
     """The first few queries whose classes differ: near copies of one query tell nothing new."""
     first = np.sort(np.unique(labels[order], return_index=True)[1])
     chosen: list[int] = order[first][:count].tolist()
@@ -332,32 +217,179 @@ def _unlike_test(record: Mapping[str, Any]) -> str:
     )
 
 
-def _gains(before: Scores, after: Scores) -> Table:
-    names = {f"Recall@{k}": f"recall@{k}" for k in (1, 2, 4, 8)} | {"MAP@R": "map@r", "NMI": "nmi"}
-    rows = []
-    for title, name in names.items():
-        old, new = before.metrics.get(name), after.metrics.get(name)
-        if old is not None and new is not None:
-            rows.append((title, f"{old:.1%}", f"{new:.1%}", f"{100 * (new - old):+.1f}"))
-    return Table(("", "before", "after", "points"), rows)
+# analysis.html: one sentence, the charts, then the numbers of an analysis.
+
+# By images, then by model.
+Grid = Mapping[str, Mapping[str, SetAnalysis]]
+
+_BINS = 100
+# A ratio of fewer pairs than this on either side is noise.
+_FEWEST_PAIRS = 5
+_MOMENTS = ("μ_P", "σ_P", "μ_N", "σ_N")
+_FITS = ("KS P", "KS N", "log-lik P", "best P", "log-lik N", "best N")
+_LOSSES = ("log loss prior", "log loss Gauss", "log loss free")
+_ERRORS = ("ECE Gauss", "ECE free")
 
 
-def _separation_text(before: SetAnalysis, after: SetAnalysis) -> str:
-    return (
-        "CBML models the similarities of positive and of negative pairs by a Gaussian each, and "
-        "pushes pairs by the posterior probability that follows. Separation is the distance of the "
-        f"two means in units of their spread: {before.statistics.separation:.2f} before, "
-        f"{after.statistics.separation:.2f} after."
+def write_analysis_page(
+    path: Path, title: str, grid: Grid, reliability: Mapping[str, Reliability]
+) -> None:
+    """Write the page of an analysis."""
+    cells = [
+        (f"{images}, {model}", one) for images, row in grid.items() for model, one in row.items()
+    ]
+    figures = [
+        (
+            "Similarities of pairs",
+            "How similar the pairs of one class and of two classes are. Dashed: Gaussians of the "
+            "same mean and spread.",
+            [pair_histogram(name, one.histogram, one.statistics) for name, one in cells],
+        ),
+        (
+            "Likelihood ratio",
+            "log₁₀ of how many times more often a similarity occurs in pairs of one class: "
+            "counted, and by the linear and the quadratic exponent.",
+            [_ratios(name, one) for name, one in cells],
+        ),
+    ]
+    if reliability:
+        figures.append(
+            (
+                "Match probabilities",
+                "How often search results were relevant, by the probability given for them; the "
+                "larger a point, the more results.",
+                [
+                    reliability_chart(
+                        f"{name}: ECE {one.ece:.3f}", one.confidence, one.accuracy, one.counts
+                    )
+                    for name, one in reliability.items()
+                ],
+            )
+        )
+    write_page(
+        path,
+        "analysis.html",
+        title=title,
+        sentence=_sentence(grid),
+        figures=figures,
+        tables=analysis_tables(grid),
     )
 
 
-def _calibration_table(one: CalibrationCheck) -> Table:
-    check = one.check
-    rows = [
-        (f"{count:,} results", f"{confidence:.0%}", f"{accuracy:.0%}")
-        for count, confidence, accuracy in zip(
-            check.counts, check.confidence, check.accuracy, strict=True
-        )
+def analysis_tables(grid: Grid) -> list[Table]:
+    """What is known of the pairs, and how far their posteriors can be trusted.
+
+    Args:
+        grid: Analyses by images and model.
+    """
+    cells = [(images, model, one) for images, row in grid.items() for model, one in row.items()]
+    return [
+        Table(
+            ("images", "model", "pairs P", "pairs N", *_MOMENTS, *_FITS),
+            [(images, model, *_pair_cells(one)) for images, model, one in cells],
+            "How many positive (P) and negative (N) pairs there are, mean μ and spread σ of their "
+            "similarities, the largest gap between their distribution functions and Gaussians (KS),"
+            " and the log-likelihood of a pair under the Gaussian, beside the best that a "
+            "histogram of such steps can reach, in nats.",
+            "Pairs",
+        ),
+        Table(
+            ("images", "model", "prior", *_LOSSES, *_ERRORS),
+            [(images, model, *_posterior_cells(one)) for images, model, one in cells],
+            "The share of positive pairs (prior), and posteriors of pairs, by Gaussians and by a "
+            "free monotone curve, each fitted to half of the classes and checked on the other. "
+            "Log loss in nats per pair; the prior alone is what a posterior has to beat. The "
+            "calibration error (ECE) alone says little: nearly all pairs are negative, and saying "
+            "so of each of them is hardly ever wrong.",
+            "Posteriors",
+        ),
     ]
-    note = f"{one.sentence} Mean gap between confidence and accuracy: {check.ece:.1%}."
-    return Table(("", "confidence", "accuracy"), rows, note=note)
+
+
+def _sentence(grid: Grid) -> str:
+    """How far training moved the classes apart, on the last of the images."""
+    images, row = list(grid.items())[-1]
+    (first, start), *others = row.items()
+    parts = [f"{start.statistics.separation:.2f} standard deviations apart {first} training"]
+    parts += [f"{one.statistics.separation:.2f} {model}" for model, one in others]
+    return (
+        f"Among {images} images, the mean similarities of positive and negative pairs are "
+        f"{', '.join(parts)}."
+    )
+
+
+def pair_histogram(name: str, histogram: PairHistogram, facts: PairStatistics) -> Markup:
+    """The similarities of positive and negative pairs, and Gaussians of the same moments."""
+    coarse = histogram.coarser(_BINS)
+    kinds = (coarse.positive, coarse.negative)
+    # Below lies a thousandth of the pairs of each kind.
+    low = min(int(np.searchsorted(np.cumsum(one), one.sum() / 1000)) for one in kinds)
+    edges = [float(edge) for edge in coarse.edges[low:]]
+    shares = [(counts[low:] / max(int(counts.sum()), 1)).tolist() for counts in kinds]
+    moments: list[tuple[Literal["positive", "negative"], float, float]] = [
+        ("positive", facts.positive_mean, facts.positive_std),
+        ("negative", facts.negative_mean, facts.negative_std),
+    ]
+    lines = [
+        Series(_gauss(edges, mean, std), kind, "dashed") for kind, mean, std in moments if std > 0
+    ]
+    means = (facts.positive_mean, facts.negative_mean)
+    return histogram_chart(name, edges, shares[0], shares[1], means, lines)
+
+
+def _gauss(edges: list[float], mean: float, std: float) -> list[tuple[float, float]]:
+    """The share of a Gaussian in a bin around each point."""
+    width = edges[1] - edges[0]
+    scale = width / (std * math.sqrt(2.0 * math.pi))
+    return [
+        (float(s), scale * math.exp(-(((s - mean) / std) ** 2) / 2.0))
+        for s in np.linspace(edges[0], edges[-1], 200)
+    ]
+
+
+def _ratios(name: str, one: SetAnalysis) -> Markup:
+    coarse = one.histogram.coarser(_BINS)
+    enough = (coarse.positive >= _FEWEST_PAIRS) & (coarse.negative >= _FEWEST_PAIRS)
+    positive, negative = (c / max(c.sum(), 1) for c in (coarse.positive, coarse.negative))
+    logs = np.log10(positive[enough] / negative[enough])
+    counted = list(zip(coarse.centers[enough].tolist(), logs.tolist(), strict=True))
+    low, high = (counted[0][0], counted[-1][0]) if len(counted) > 1 else (-1.0, 1.0)
+    exponents: list[tuple[Literal["linear", "quadratic"], Literal["positive", "negative"]]] = [
+        ("linear", "positive"),
+        ("quadratic", "negative"),
+    ]
+    lines = []
+    for exponent, color in exponents:
+        try:
+            quadratic, slope, constant = one.statistics.ratio(exponent).negative
+        except BadData:
+            continue  # the classes are not told apart, or hardly spread: nothing to draw
+        points = [
+            (float(s), ((quadratic * s + slope) * s + constant) / math.log(10.0))
+            for s in np.linspace(low, high, 100)
+        ]
+        lines.append(Series(points, color, "line", exponent))
+    return ratio_chart(name, counted, lines, (low, high))
+
+
+def _pair_cells(one: SetAnalysis) -> list[str]:
+    facts, fits = one.statistics, (one.positive_fit, one.negative_fit)
+    numbers = [
+        *(facts.positive_mean, facts.positive_std, facts.negative_mean, facts.negative_std),
+        *(fit.distance for fit in fits),
+        *(number for fit in fits for number in (fit.log_likelihood, fit.best_log_likelihood)),
+    ]
+    counts = (facts.positive_pairs, facts.negative_pairs)
+    return [*(f"{count:,}" for count in counts), *(f"{number:.3f}" for number in numbers)]
+
+
+def _posterior_cells(one: SetAnalysis) -> list[str]:
+    odds, checks = one.statistics.prior_odds, one.posteriors
+    losses, errors = (
+        [f"{getattr(checks[name], kind):.5f}" if name in checks else "–" for name in names]
+        for kind, names in (
+            ("log_loss", ("prior", "gaussian", "monotone")),
+            ("ece", ("gaussian", "monotone")),
+        )
+    )
+    return [f"{odds / (1.0 + odds):.5f}", *losses, *errors]

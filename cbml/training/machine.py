@@ -156,11 +156,7 @@ class StopRequest:
         self._answers = answers
 
     def ask(self, number: int, frame: FrameType | None = None) -> None:
-        """Note the request; asked a second time, do not wait for the end of the step.
-
-        Args:
-            frame: Where it arrived; not used.
-        """
+        """Note the request; asked a second time, do not wait for the end of the step."""
         del frame
         now = time.monotonic()
         if self.number and now - self._first > _ECHO_SECONDS:

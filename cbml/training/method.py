@@ -207,6 +207,8 @@ class Method(nn.Module):
     def attach(self, model: Embedder) -> None:
         """Meet the model, before the optimizer is built; a teacher copies it here.
 
+        Also called before images are read, so that a model which does not suit is refused then.
+
         Args:
             model: What will be trained, on its device.
         """

@@ -133,11 +133,7 @@ class Records:
             (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
 
     def note(self, metadata: Mapping[str, Any]) -> None:
-        """Add entries to run.json.
-
-        Args:
-            metadata: Plain values; a name that is there already is replaced.
-        """
+        """Add entries to run.json."""
         self.record |= metadata
         if self.writes and self.folder is not None:
             _write_record(self.folder, self.record)
@@ -146,9 +142,6 @@ class Records:
         """Delete what was noted of the trained model, unless it is the one of this step.
 
         A run that had ended and was resumed for more steps gets another model.
-
-        Args:
-            step: The step of the model that is about to be saved.
         """
         known = self.record.get("best_step")
         known = self.record.get("steps_done") if known is None else known

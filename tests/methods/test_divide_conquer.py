@@ -141,7 +141,7 @@ def test_an_epoch_without_a_useful_cluster_trains_the_whole_embedding(
 ) -> None:
     """Clusters that are classes have nothing to tell apart; a run must not end for that."""
     method = DivideConquer(num_images=COUNT, clusters=6)
-    method.cluster_of.copy_(torch.from_numpy(images.known_labels))
+    method.cluster_of.copy_(torch.tensor(images.known_labels.tolist()))
     plan = method.before_epoch(view_at(images, method, 1, 0))
     assert plan is not None
     assert plan.batches is None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cbml.data import ImageDataset, TrainTransform
+from cbml.data import ImageDataset, PackedDataset, PackedImages, TrainTransform
 from cbml.errors import BadData
 from cbml.methods import LargerViews
 from cbml.methods.larger_views import neighbor_batches, neighbor_pairs, similarity_distillation
@@ -39,12 +39,15 @@ def small_model() -> Embedder:
     return model
 
 
-def view_of(images: ImageDataset, model: Embedder) -> TrainingView:
+def view_of(
+    images: ImageDataset, model: Embedder, packed: PackedImages | None = None
+) -> TrainingView:
     batches = build_batches(
         ImageDataset(images.paths),
         transform=TrainTransform(crop=CROP),
         samples_per_class=1,
         batch_range=(13, 13),
+        source=packed,
     )
     return TrainingView(model, batches, Distributed(), step=0, steps=10)
 
@@ -115,6 +118,16 @@ def test_the_teacher_sees_enlarged_images_and_their_mirror_images(images: ImageD
         torch.testing.assert_close(first[:, 0], similarities.max(dim=1).values)
         seen[enlarge] = method.teacher.clone()
     assert not torch.allclose(seen[1.0], seen[2.0], atol=1e-2)
+
+
+def test_larger_views_come_from_the_files(images: ImageDataset) -> None:
+    view = view_of(images, small_model(), PackedDataset.of(images, CROP).packed)
+    larger = small_model()
+    larger.preprocessing = larger.preprocessing.with_crop(2 * CROP)
+    with pytest.raises(BadData, match="packed with a short side"):
+        view.embed(larger)
+    plain = view_of(images, small_model()).embed(larger)
+    np.testing.assert_array_equal(view.embed(larger, from_files=True), plain)
 
 
 def test_the_loss_is_the_sum_of_its_terms(images: ImageDataset) -> None:

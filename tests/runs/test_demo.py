@@ -14,8 +14,7 @@ from cbml.errors import BadData
 from cbml.evaluation import evaluate
 from cbml.models import Embedder
 from cbml.runs import RunConfig, demonstrate, parse_overrides
-from cbml.runs.demo import reliability_of
-from cbml.runs.report import CalibrationCheck, View, by_gain
+from cbml.runs.demo import CalibrationCheck, View, by_gain, reliability_of
 from cbml.training import Callback, Interrupted, StepReport
 from tests.bayes.cases import Set, crowded
 

@@ -12,8 +12,7 @@ from cbml.bayes import MatchProbability, PairHistogram, PairStatistics
 from cbml.data import ImageDataset, Splits
 from cbml.models import Embedder, find_backbone
 from cbml.report import QueryTiles, Tile, line_chart, neighbor_tile, write_run_page
-from cbml.runs.analysis_page import pair_histogram
-from cbml.runs.report import _calibration, report_run
+from cbml.runs.report import _calibration, pair_histogram, report_run
 from cbml.training import Run, read_metrics, read_record, update_record
 from cbml.training.records import Records
 from tests.training.small import make_images

@@ -12,7 +12,7 @@ import torch
 from cbml.data import ImageDataset
 from cbml.methods import METHODS
 from cbml.models import Embedder
-from cbml.runs import RunConfig, training_splits
+from cbml.runs import RunConfig, parse_overrides, training_splits, with_larger_views
 from cbml.training import read_metrics, read_record
 from tests.fixtures import run_program as run
 
@@ -82,6 +82,48 @@ def test_a_folder_of_images_is_all_it_takes(
     assert last.dim == 8
 
 
+@pytest.mark.parametrize("words", [[], ["crop=64", "dim=32", "learning_rate=1e-5"], ["study=true"]])
+def test_a_pretrained_network_learns_from_larger_views(words: list[str]) -> None:
+    changes = parse_overrides(words)
+    plain = RunConfig({"source": "photos", "labels": "none"}, **changes)
+    found = with_larger_views(plain, changes)
+    assert (found.method.name, found.data.labels) == ("larger_views", "each")
+    assert found.training.choose_by == "agreement"
+    for section, fields in changes.items():
+        for field, value in fields.items():
+            assert getattr(getattr(found, section), field) == value
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["clusters=10"], ["refresh_epochs=2"], ["loss=proxy_anchor"], ["loss.averaging=log"]),
+        *(["parameters=from-data"], ["method=ortho"], ["weights=none"], ["backbone=conv4"]),
+        *(["start=runs/earlier"], ["crop=200"], ["backbone=package.module:network"]),
+    ],
+)
+def test_clusters_remain_where_they_are_meant_or_larger_views_show_nothing(
+    words: list[str],
+) -> None:
+    changes = parse_overrides(words)
+    for labels in ("none", "known"):
+        plain = RunConfig({"source": "photos", "labels": labels}, **changes)
+        assert with_larger_views(plain, changes) is plain
+
+
+def test_the_clusters_of_a_run_without_any_are_those_of_its_model(
+    flat: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["train", str(flat), "--labels", "each", "--method", "larger_views", *SMALL]
+    assert run([*words, "--set", "samples_per_class=1", "--out", str(out)]) == 0
+    assert "neighbors and similarities of enlarged images" in capsys.readouterr().err
+    rows = list(csv.DictReader((out / "clusters.csv").read_text().splitlines()))
+    assert len(rows) == 43
+    assert len({row["cluster"] for row in rows}) == 10, "a quarter of the 42 readable images"
+    assert "<svg" in (out / "report.html").read_text()
+
+
 def test_a_stopped_run_goes_on_by_its_folder(flat: Path, tmp_path: Path) -> None:
     words = ["train", str(flat), "--labels", "none", *SMALL, "--parameters", "from-data"]
     whole, part = tmp_path / "whole", tmp_path / "part"
@@ -89,7 +131,8 @@ def test_a_stopped_run_goes_on_by_its_folder(flat: Path, tmp_path: Path) -> None
     assert run([*words, "--out", str(part), "--steps", "5"]) == 0
     killed = tmp_path / "killed"  # before its first checkpoint
     shutil.copytree(part, killed)
-    shutil.rmtree(killed / "checkpoints")
+    for name in ("checkpoints", "model"):
+        shutil.rmtree(killed / name)
     for out in (part, killed):
         assert run(["train", "--resume", str(out), "--steps", "8"]) == 0
     first, *others = (Embedder.load(out / "model").state_dict() for out in (whole, part, killed))
@@ -162,7 +205,7 @@ def test_cross_entropy_on_the_clusters(
     ("words", "code", "message"),
     [
         (["--set", "batch_range=many"], 2, "write 100, or 80-200"),
-        (["--clusters", "1000"], 3, "between 2 and the 42 readable images"),
+        (["--clusters", "1000"], 3, "give between 2 and the 43 images"),
         (["--loss", "proxy_anchor", "--parameters", "from-data"], 2, "only the loss cbml"),
         (["--set", "bad_limit=0"], 3, "cannot be read"),
         (["--test"], 3, "has no test images"),

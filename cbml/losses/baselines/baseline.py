@@ -210,11 +210,7 @@ def _full_precision(embeddings: Tensor) -> torch.autocast:
 
 
 def check_classes(batch: Batch, num_classes: int) -> None:
-    """Refuse labels that have no proxy.
-
-    Args:
-        num_classes: Labels must be 0 ... num_classes - 1.
-    """
+    """Refuse labels that have no proxy."""
     outside = (batch.labels < 0) | (batch.labels >= num_classes)
     if bool(outside.any()):
         raise ValueError(
@@ -224,11 +220,7 @@ def check_classes(batch: Batch, num_classes: int) -> None:
 
 
 def check_width(batch: Batch, embedding_size: int) -> None:
-    """Refuse embeddings that are not as wide as what they are compared with.
-
-    Args:
-        embedding_size: The width that the loss was made for.
-    """
+    """Refuse embeddings that are not as wide as what they are compared with."""
     width = batch.anchors.shape[1]
     if width != embedding_size:
         raise ValueError(f"embeddings have {width} columns, but embedding_size is {embedding_size}")

@@ -201,11 +201,7 @@ def masked_pair_value(
 
 @torch.no_grad()
 def hard_pairs(batch: Batch, margin: float) -> tuple[Tensor, ...]:
-    """Positives within the margin of the hardest negative, negatives of the hardest positive.
-
-    Args:
-        margin: ε.
-    """
+    """Positives within the margin of the hardest negative, negatives of the hardest positive."""
     similarity = batch.similarity()
     positive, negative = hard_masks(similarity, similarity, batch.masks(), margin)
     return (*positive.nonzero(as_tuple=True), *negative.nonzero(as_tuple=True))

@@ -150,11 +150,7 @@ def directions(similarity: Tensor, partner: Tensor) -> Tensor:
 
 
 def partners(labels: Tensor) -> Tensor:
-    """For each image the one it is paired with by the order of its class; itself where odd. (B,)
-
-    Args:
-        labels: Labels of the batch. (B,)
-    """
+    """For each image the one it is paired with by the order of its class; itself where odd. (B,)"""
     same = labels[:, None] == labels[None, :]
     place = same.tril(-1).sum(dim=1)  # how many of its class come before
     # The first with the second, the third with the fourth.

@@ -272,11 +272,7 @@ class ProxyAnchorMemVir(ProxyLoss):
 
 
 def chosen_steps(length: int, gap: int) -> range:
-    """Which steps of the memory are used, counted back from the newest, which is 0.
-
-    Args:
-        gap: M.
-    """
+    """Which steps of the memory are used, counted back from the newest, which is 0."""
     return range(gap, length, gap + 1)
 
 
