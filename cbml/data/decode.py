@@ -28,6 +28,7 @@ from cbml.files import write_csv
 # Pillow knows about forty formats; these six are what collections of images consist of. HEIC, the
 # format of many phones, comes with an extra.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+NEEDS_HEIC = "HEIC needs an extra: run  pip install 'cbml[heic]'"
 _HEIF_SUFFIXES = {".heic", ".heif"}
 _HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"}
 SUFFIXES = frozenset(
@@ -172,13 +173,13 @@ def _check_kind(path: Path, mode: int) -> None:
 def _formats(content: bytes) -> tuple[str, ...]:
     if content[4:8] != b"ftyp" or content[8:12] not in _HEIF_BRANDS:
         return FORMATS
-    if not _register_heif():
-        raise UnreadableImage("", "HEIC needs an extra: run  pip install 'cbml[heic]'")
+    if not reads_heic():
+        raise UnreadableImage("", NEEDS_HEIC)
     return ("HEIF",)
 
 
 @functools.cache
-def _register_heif() -> bool:
+def reads_heic() -> bool:
     """Whether Pillow can read HEIC from now on."""
     try:
         import pillow_heif

@@ -24,7 +24,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cbml.data.decode import UnreadableImage, combined_digest, prefetch, read_bytes, read_image
+from cbml.data.decode import (
+    NEEDS_HEIC,
+    UnreadableImage,
+    combined_digest,
+    prefetch,
+    read_bytes,
+    read_image,
+    reads_heic,
+)
 from cbml.data.downloads import cache_folder
 from cbml.data.image_dataset import ImageDataset
 from cbml.data.transforms import resized_short_side
@@ -168,9 +176,17 @@ def pack(
     """
     folder = cache / _fingerprint(paths, short_side)
     with locked(folder, wait=math.inf):
+        if (folder / "manifest.json").exists() and _readable_now(PackedImages(folder)):
+            for file in folder.glob("[!.]*"):
+                file.unlink()
         if not (folder / "manifest.json").exists():
             _build(paths, folder, short_side, workers, progress)
     return PackedImages(folder)
+
+
+def _readable_now(packed: PackedImages) -> bool:
+    """Whether an image was unreadable only for want of an extra that is installed by now."""
+    return NEEDS_HEIC in packed.reasons.values() and reads_heic()
 
 
 def _fingerprint(paths: Sequence[Path], short_side: int) -> str:

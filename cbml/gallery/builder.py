@@ -149,6 +149,7 @@ def remove_images(
         evaluate: As in `build`.
     """
     folder = Path(folder)
+    read_state(folder)  # the lock would make the folder of a gallery that is not there
     with locked(folder, wait=0):
         state = read_state(folder)
         missing = sorted(set(names) - {image.name for image in state.images})

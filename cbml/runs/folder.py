@@ -93,6 +93,10 @@ def model_folder(run: Path) -> Path:
         raise BadData(f"{run}: has no trained model yet; resume with:  cbml train --resume {run}")
     if not inner.is_dir() and any(run.glob("arrays-*")):
         raise BadData(f"{run}: a gallery, not a run; give the run that it was made with")
+    if not inner.is_dir() and not (run / "manifest.json").exists():
+        raise BadData(
+            f"{run}: neither a run nor a saved model; to train on its images:  cbml train {run}"
+        )
     return inner if inner.is_dir() else run
 
 

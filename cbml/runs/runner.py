@@ -34,7 +34,6 @@ from cbml.training import (
     embed_dataset,
     fit,
     read_record,
-    return_freed_memory,
     update_record,
 )
 
@@ -169,7 +168,6 @@ def _fit(parts: Parts, run: Run, distributed: Distributed, callback: Callback) -
         found = QueryGallery.of(embeddings, held_out.images.known_labels)
         return evaluate_by(candidate, refined(parts.method, found), clustering=False).metrics
 
-    return_freed_memory()
     return fit(
         parts.model,
         parts.method,

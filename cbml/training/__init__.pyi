@@ -20,7 +20,6 @@ from .machine import StepMemory as StepMemory
 from .machine import environment as environment
 from .machine import keep_freed_memory as keep_freed_memory
 from .machine import memory_budget as memory_budget
-from .machine import return_freed_memory as return_freed_memory
 from .machine import step_memory as step_memory
 from .method import BatchInfo as BatchInfo
 from .method import EpochPlan as EpochPlan

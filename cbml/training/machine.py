@@ -121,17 +121,6 @@ def keep_freed_memory() -> bool:
     return all(choose(option, value) == 1 for option, value in wanted)
 
 
-def return_freed_memory() -> None:
-    """Give the system back what was freed so far, also where it is kept for the next step.
-
-    Blocks of another size than before leave holes in what is kept: a trial at another crop, or
-    images embedded in other numbers, would add to the memory of all steps that follow.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
-
-
 # Signals: asked for at any moment, answered between two steps.
 
 # One press of Ctrl-C can arrive twice: from the terminal and from torchrun.

@@ -58,6 +58,8 @@ def test_a_gallery_is_no_run(
 ) -> None:
     code, _, error = run(capsys, "index", gallery, files, "--out", tmp_path / "g")
     assert (code, "a gallery, not a run" in error) == (3, True)
+    code, _, error = run(capsys, "index", files, files, "--out", tmp_path / "g")
+    assert (code, "neither a run nor a saved model" in error) == (3, True)
 
 
 def test_index_with_a_recall(

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 import cbml
 from cbml.cli import main, program_name
-from cbml.data import ImageDataset, Splits, check, datasets, load, load_anyway, read_image
+from cbml.data import ImageDataset, Splits, check, datasets, load, load_anyway, pack, read_image
 from cbml.data.folder import find_pattern
 from cbml.data.splits import hold_out_images
 from cbml.errors import BadData
@@ -331,9 +331,12 @@ def test_heic_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     image = heif.from_pillow(Image.new("RGB", (32, 24), (200, 30, 30)))
     image.save(path)
     assert read_image(path).size == (32, 24)
-    monkeypatch.setattr("cbml.data.decode._register_heif", lambda: False)
+    monkeypatch.setattr("cbml.data.decode.reads_heic", lambda: False)
     with pytest.raises(BadData, match=r"phone.heic: HEIC needs an extra: .*cbml\[heic\]"):
         read_image(path)
+    assert pack([path], tmp_path / "cache").reasons, "kept, so that it is not tried again"
+    monkeypatch.undo()
+    assert not pack([path], tmp_path / "cache").reasons, "read once the extra is there"
 
 
 def test_check_never_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

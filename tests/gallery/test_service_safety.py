@@ -401,6 +401,9 @@ def test_images_are_removed_by_name(tmp_path: Path) -> None:
         assert "class 1/0.png" not in {image.name for image in opened.images}
     with pytest.raises(BadData, match="no image of this name"):
         remove_images(target, ["nowhere.png"])
+    with pytest.raises(BadData, match="no such gallery"):
+        remove_images(tmp_path / "none", ["alone.png"])
+    assert not (tmp_path / "none").exists()
 
 
 def test_near_duplicates_as_a_table(tmp_path: Path) -> None:
