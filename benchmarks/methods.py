@@ -1,10 +1,11 @@
 """A training step of each method against the plain step: seconds in one run, and peak memory.
 
-The plain step is CBML's on the same network, images and batch of 120, by `cbml.fit`. In each round
-all methods and the plain step take turns; a ratio is the mean of the rounds' ratios, each to the
-plain step of its own round. Batches are drawn and decoded in all alike; what a method does before
-an epoch counts in the first step, which is not timed. Peak memory is that of a process of its own
-after two steps, so that nothing of another method is counted.
+The plain step is CBML's on the same network, images and batch of 120, by `cbml.fit`. Seconds are
+those of the processor, of all threads, which other work on the machine changes little. In each
+round all methods and the plain step take turns; a ratio is the mean of the rounds' ratios, each to
+the plain step of its own round. Batches are drawn and decoded in all alike; what a method does
+before an epoch counts in the first step, which is not timed. Peak memory is that of a process of
+its own after two steps, so that nothing of another method is counted.
 
     python benchmarks/methods.py                      seconds of every method with labels
     python benchmarks/methods.py --memory             peak memory instead
@@ -34,19 +35,19 @@ from cbml.runs import (
 )
 from cbml.training import Callback, Distributed, Settings, StepReport, fit
 
-STEPS, WARM, ROUNDS = 4, 1, 2
+STEPS, WARM = 4, 1
 PLAIN, CLASSES = "plain", 150
 
 
 class Clock(Callback):
-    """Remembers when each step was done."""
+    """Remembers at which second of the processor each step was done."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def step(self, report: StepReport) -> None:
         """Note the time."""
-        self.times.append(time.perf_counter())
+        self.times.append(time.process_time())
 
 
 def seconds_per_step(config: RunConfig, images: ImageDataset, steps: int = STEPS) -> float:
@@ -106,6 +107,7 @@ def main() -> None:
     known = [name for name, entry in METHODS.items() if entry.labels == "known"]
     parser.add_argument("methods", nargs="*", choices=[[], *known], help="every one by default")
     parser.add_argument("--memory", action="store_true", help="peak memory instead of seconds")
+    parser.add_argument("--rounds", type=int, default=2, help="each with all methods")
     parser.add_argument("--quick", action="store_true", help="few small batches")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -126,7 +128,7 @@ def main() -> None:
             peak = peak_memory(name, options.quick)
             print(f"{name:<16} plain {first:5.2f} GB, method {peak:5.2f} GB", flush=True)
         return
-    rounds = 1 if options.quick else ROUNDS
+    rounds = 1 if options.quick else options.rounds
     seconds: dict[str, list[float]] = {name: [] for name in (PLAIN, *names)}
     for turn, name in itertools.product(range(1, rounds + 1), seconds):
         seconds[name].append(seconds_per_step(config_of(name, options.quick), images))

@@ -2,7 +2,8 @@
 
     python examples/unlabeled_folder.py my-images/ --out runs/mine
 
-The same from the command line: `cbml train my-images/ --labels none --out runs/mine`.
+The same from the command line: `cbml train my-images/ --labels none --clusters 100`. Without
+`--clusters`, a pretrained network learns from larger views instead.
 """
 
 import argparse

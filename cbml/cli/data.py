@@ -203,7 +203,7 @@ def _print_report(answer: dict[str, Any]) -> None:
         print(f"  problem: {problem}")
     short = record.get("short_classes", {"classes": 0, "examples": {}})
     lacking = [f"{name}: {a:,} of {b:,} images" for name, (a, b) in short["examples"].items()]
-    _print_some("class{es} lack images", lacking, count=short["classes"])
+    _print_some("class{es} with missing images", lacking, count=short["classes"])
     for name, count in record["counts"].items():
         line = f"  {name:<11}{count['images']:>9,} images"
         if name in answer["class_sizes"]:

@@ -35,11 +35,9 @@ _NOTHING = -1e30  # instead of minus infinity, whose gradients are NaN
 class LargerViews(Unlabeled):
     """Neighbors and similarities of enlarged images, taught to the model at its own size. Ours.
 
-    Before the first step, t_i are the whitened features of image i, enlarged and averaged with
-    those of its mirror image, of unit length. x are the embeddings of crops at the model's own
-    size; a batch is made of images with their nearest by t. What the model learns from t makes its
-    own features better than t: later, whitened, they count as much as it does. Over the rows of
-    other images:
+    Once, before the first step, t_i are the whitened features of image i, enlarged and averaged
+    with those of its mirror image, of unit length. x are the embeddings of crops at the model's
+    own size; a batch is made of images with their nearest by t. Over the rows of other images:
 
         keep  = mean_i KL( softmax_j(t_i·t_j / T) || softmax_j(x_i·x_j / T) )
         pairs = CBML with positives that are among each other's nearest 3, negatives of which
@@ -59,16 +57,13 @@ class LargerViews(Unlabeled):
         positives: Nearest neighbors among which positives are.
         doubtful: Nearest neighbors that are no negatives.
         group: Images of a batch that are each other's neighbors.
-        renew_steps: Updates after which the model's own view joins the teacher, and replaces itself
-            there, at the beginning of the next epoch.
         head_start: "random" or "whitened", how the linear layer starts.
         seed: Random seed of the batches and of the images that judge.
     """
 
     judged_by = ("agreement",)
 
-    teacher: Tensor  # (N, 2W) t, and behind it what the model sees at its own size
-    looked: Tensor  # step of the last look
+    teacher: Tensor  # (N, W) t
     nearest: Tensor  # (N, doubtful) images by t, -1 where there are fewer
     held_out: Tensor  # (N,) bool
 
@@ -82,7 +77,6 @@ class LargerViews(Unlabeled):
         positives: int = 3,
         doubtful: int = 15,
         group: int = 4,
-        renew_steps: int = 40,
         head_start: HeadStart = "whitened",
         seed: int = 0,
     ) -> None:
@@ -95,10 +89,8 @@ class LargerViews(Unlabeled):
         self.temperature = check_number(temperature, "temperature", above=0.0)
         self.pair_weight = check_number(pair_weight, "pair_weight", at_least=0.0)
         self.group = check_count(group, "group", at_least=2)
-        self.renew_steps = check_count(renew_steps, "renew_steps")
         self.pairs = CBMLLoss.paper("sop", mining_margin=None)
-        self.register_buffer("teacher", torch.zeros(num_images, 2 * _COMPONENTS))
-        self.register_buffer("looked", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("teacher", torch.zeros(num_images, _COMPONENTS))
         self.register_buffer("nearest", torch.full((num_images, doubtful), -1))
         self.register_buffer("held_out", torch.zeros(num_images, dtype=torch.bool))
 
@@ -110,21 +102,26 @@ class LargerViews(Unlabeled):
             )
 
     def start(self, view: TrainingView) -> None:
-        """Look at the enlarged images."""
+        """Look at the enlarged images, once."""
         super().start(view)
         self.check_images(np.ones(len(view.readable), dtype=np.int64))
-        crop = view.model.preprocessing.crop
-        factor = self.enlarge or max(1.0, min(2.0, LARGEST_VIEW / crop))
-        found = self._look(view, round(crop * factor))
-        self._teach(view, found)
+        found = torch.from_numpy(self._look(view))
+        readable = torch.from_numpy(view.readable)
+        device = self.teacher.device
+        self.teacher[readable.to(device), : found.shape[1]] = found.to(device)
+        places = _nearest(found.numpy(), self.nearest.shape[1])
+        images = view.readable[places]
+        self.nearest[readable.to(device), : images.shape[1]] = torch.from_numpy(images).to(device)
         chance = np.random.default_rng(self.seed).permutation(view.readable)
         judges = max(1, len(chance) // _HELD_OUT)
-        self.held_out[torch.from_numpy(chance[:judges]).to(self.teacher.device)] = True
+        self.held_out[torch.from_numpy(chance[:judges]).to(device)] = True
 
-    def _look(self, view: TrainingView, side: int) -> Vectors:
-        """Whitened features of the readable images as the main process sees them. (N, W)"""
-        larger = side > view.model.preprocessing.crop
-        embed = functools.partial(view.embed, from_files=larger)
+    def _look(self, view: TrainingView) -> Vectors:
+        """t of the readable images, as the main process sees them. (N, W)"""
+        crop = view.model.preprocessing.crop
+        factor = self.enlarge or max(1.0, min(2.0, LARGEST_VIEW / crop))
+        side = round(crop * factor)
+        embed = functools.partial(view.embed, from_files=True)
         plain, mirrored = (
             image_features(_Enlarged(view.model, side, flip), embed)  # type: ignore[arg-type]
             for flip in (False, True)
@@ -145,32 +142,17 @@ class LargerViews(Unlabeled):
         found: Vectors = view.distributed.from_main_process(find, like).numpy() - 2
         return found
 
-    def _teach(self, view: TrainingView, seen: Vectors) -> None:
-        """Take these for t, or for what is added to it, and find the neighbors."""
-        device, components = self.teacher.device, self.teacher.shape[1] // 2
-        readable = torch.from_numpy(view.readable).to(device)
-        place = components if view.step else 0
-        self.teacher[readable, place : place + seen.shape[1]] = torch.from_numpy(seen).to(device)
-        self.looked.fill_(view.step)
-        rows = functional.normalize(self.teacher[readable], dim=1).cpu().numpy()
-        images = view.readable[_nearest(rows, self.nearest.shape[1])]
-        self.nearest[readable, : images.shape[1]] = torch.from_numpy(images).to(device)
-
     def judge(self, view: TrainingView) -> Mapping[str, float]:
         """The share of the nearest neighbors of images not trained on that t gives them too."""
         readable = view.readable
         judges = np.flatnonzero(self.held_out.cpu().numpy()[readable])
         by_model = readable[_nearest(view.embed(), _COMPARED, judges)]
-        teacher = self.teacher[torch.from_numpy(readable).to(self.teacher.device)]
-        larger = teacher[:, : teacher.shape[1] // 2].cpu().numpy()
-        by_teacher = readable[_nearest(larger, _COMPARED, judges)]
+        by_teacher = self.nearest.cpu().numpy()[readable[judges], :_COMPARED]
         shared = (by_model[:, :, None] == by_teacher[:, None, :]).any(axis=2)
         return {"agreement": float(shared.mean())}
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
-        """Batches of images with their neighbors, by what the model has learned meanwhile."""
-        if view.step - int(self.looked) >= self.renew_steps:
-            self._teach(view, self._look(view, view.model.preprocessing.crop))
+        """Batches of images with their neighbors."""
         shape = view.batches.sampler.plan(view.epoch).shape  # type: ignore[attr-defined]
         trained = view.readable[~self.held_out.cpu().numpy()[view.readable]]
         generator = np.random.default_rng([self.seed, view.epoch])
@@ -181,7 +163,7 @@ class LargerViews(Unlabeled):
         """The loss of a step, with its terms."""
         x = outputs.embeddings.float()
         images = batch.indices.to(x.device)
-        seen = functional.normalize(self.teacher[images], dim=1)
+        seen = self.teacher[images]
         other = images[:, None] != images[None, :]
         terms = {"keep": similarity_distillation(x @ x.T, seen @ seen.T, other, self.temperature)}
         total = terms["keep"]

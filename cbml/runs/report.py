@@ -76,7 +76,7 @@ def report_run(
         ]
         if len(dataset.images.class_names) > 1:
             classes = _class_table(title, dataset, embeddings)
-    calibration, note = _calibration(folder)
+    calibration, note = _calibration(folder, record)
     name = shlex.quote(str(folder))
     write_run_page(
         folder / "report.html",
@@ -186,13 +186,35 @@ def one_per_class(order: Indices, labels: Indices, count: int) -> Sequence[int]:
     return chosen
 
 
-def _calibration(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The check of a run's calibration, or why there is none to show."""
+def _calibration(folder: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """The check of a run's calibration and what to know about it, or why there is none to show."""
     try:
         probability = run_calibration(folder)
     except DamagedFile:
         return None, "calibration.json is damaged; write it again with cbml analyze."
-    return None if probability is None else probability.check.as_dict(), ""
+    if probability is None:
+        return None, ""
+    return probability.check.as_dict(), _unlike_test(record)
+
+
+def _unlike_test(record: Mapping[str, Any]) -> str:
+    """A sentence where test classes are of another size than those of the calibration."""
+    counts = record.get("data", {}).get("counts", {})
+    held, tested = (
+        counts[name]["images"] / counts[name]["classes"]
+        if counts.get(name, {}).get("classes")
+        else 0.0
+        for name in ("validation", "test")
+    )
+    alike = max(held, tested) <= 2 * min(held, tested)
+    if alike or not (held and tested) or "test_reliability" not in record:
+        return ""
+    found = "more" if tested > held else "fewer"
+    return (
+        f"The probabilities were fitted to held-out classes of about {held:.0f} images each; the "
+        f"test classes have about {tested:.0f}, so that a search finds {found} than they expect. "
+        "cbml index fits them again to a gallery that has labels."
+    )
 
 
 # analysis.html: one sentence, the charts, then the numbers of an analysis.

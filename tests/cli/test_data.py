@@ -25,7 +25,7 @@ def test_check_tells_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture
     shown = capsys.readouterr()
     assert "folder, read as a folder for each class" in shown.out
     assert re.search(r"test +12 images +4 classes of 3\n", shown.out)
-    assert "1 cannot be read" in shown.out
+    assert "1 image cannot be read" in shown.out
     assert shown.err == ""  # quick enough to need no progress
     assert sheet.read_bytes().startswith(b"\x89PNG")
     assert bad.read_text().splitlines()[1].endswith("0.png,empty file")
@@ -56,7 +56,7 @@ def test_ignored_files_and_missing_splits_are_named(
     ignored.write_bytes(b"x")
     assert run("check", str(tmp_path)) == 0
     shown = capsys.readouterr().out
-    assert "1 ignored" in shown
+    assert "1 file ignored, by suffix not an image" in shown
     assert "1 .xml" in shown
     assert "2 classes are too few to keep some for the test" in shown
     assert run("check", str(tmp_path), "--json") == 0
@@ -86,7 +86,7 @@ def test_partial_datasets_are_reported(tmp_path: Path, capsys: pytest.CaptureFix
     assert run("check", str(tmp_path), "--as", "cub") == 0
     shown = capsys.readouterr().out
     assert "problem: train has 1 images of 1 classes, expected 5,864 of 100" in shown
-    assert "200 classes lack images\n    001.Black_footed_Albatross: 1 of 60 images" in shown
+    assert "200 classes with missing images\n    001.Black_footed_Albatross: 1 of 60" in shown
 
 
 def test_list_names_every_set(capsys: pytest.CaptureFixture[str]) -> None:

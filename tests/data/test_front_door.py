@@ -371,7 +371,7 @@ def test_what_a_benchmark_lacks_is_named(
         main(["data", "check", str(root)])
     assert not ended.value.code
     shown = capsys.readouterr().out
-    assert "1 classes lack images\n    003.Sooty_Albatross: 0 of 2 images" in shown
+    assert "1 class with missing images\n    003.Sooty_Albatross: 0 of 2 images" in shown
 
 
 def test_a_folder_that_resembles_a_benchmark_is_read_as_a_folder(tmp_path: Path) -> None:

@@ -86,5 +86,5 @@ def test_the_number_of_clusters_is_given_or_follows_a_rule() -> None:
     assert cluster_count(5, None) == 2
     assert cluster_count(1000, 7) == 7
     for wrong in (1, 1001):
-        with pytest.raises(BadData, match=f"clusters={wrong}: between 2 and the 1000"):
+        with pytest.raises(BadData, match=f"clusters={wrong}: give between 2 and the 1000"):
             cluster_count(1000, wrong)

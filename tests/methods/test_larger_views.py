@@ -1,6 +1,5 @@
 """Larger views: worked numbers, plain loops, batches, and a choice of the model without labels."""
 
-import dataclasses
 from collections.abc import Mapping
 from math import exp, log
 from pathlib import Path
@@ -129,27 +128,6 @@ def test_larger_views_come_from_the_files(images: ImageDataset) -> None:
         view.embed(larger)
     plain = view_of(images, small_model()).embed(larger)
     np.testing.assert_array_equal(view.embed(larger, from_files=True), plain)
-
-
-def test_what_the_model_sees_joins_the_teacher_after_some_steps(images: ImageDataset) -> None:
-    model = small_model()
-    method = LargerViews(num_images=42, doubtful=5, renew_steps=3)
-    method.attach(model)
-    view = view_of(images, model)
-    method.start(view)
-    first, half = method.teacher.clone(), method.teacher.shape[1] // 2
-    assert not first[:, half:].any()
-    method.before_epoch(dataclasses.replace(view, step=2))
-    torch.testing.assert_close(method.teacher, first, rtol=0, atol=0)
-    method.before_epoch(dataclasses.replace(view, step=3))
-    torch.testing.assert_close(method.teacher[:, :half], first[:, :half], rtol=0, atol=0)
-    torch.testing.assert_close(method.teacher[:, half:].norm(dim=1), torch.ones(42))
-    similarities = (method.teacher @ method.teacher.T).fill_diagonal_(-9)
-    nearest = similarities.gather(1, method.nearest[:, :1])
-    torch.testing.assert_close(nearest[:, 0], similarities.max(dim=1).values)
-    joined = method.teacher.clone()
-    method.before_epoch(dataclasses.replace(view, step=5))
-    torch.testing.assert_close(method.teacher, joined, rtol=0, atol=0)
 
 
 def test_the_loss_is_the_sum_of_its_terms(images: ImageDataset) -> None:

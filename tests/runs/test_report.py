@@ -148,12 +148,19 @@ def test_a_calibration_that_was_altered_is_not_shown(tmp_path: Path) -> None:
     labels = np.arange(400) % 40
     rows = 2 * random.normal(size=(40, 8))[labels] + random.normal(size=(400, 8))
     MatchProbability.fit(rows, labels).save(path)
-    check, note = _calibration(tmp_path)
+    check, note = _calibration(tmp_path, {})
     assert check is not None
     assert note == ""
+    counts = {"validation": {"images": 296, "classes": 60}, "test": {"images": 2485, "classes": 81}}
+    tested = {"data": {"counts": counts}, "test_reliability": {}}
+    said = "held-out classes of about 5 images each; the test classes have about 31"
+    assert said in _calibration(tmp_path, tested)[1], "why they are far off"
+    assert _calibration(tmp_path, {"data": {"counts": counts}})[1] == "", "nothing was tested"
+    counts["validation"]["classes"] = 10
+    assert _calibration(tmp_path, tested)[1] == "", "about as large"
     record = json.loads(path.read_text())
     record["check"]["ece"] = 0.0
     path.write_text(json.dumps(record))
-    check, note = _calibration(tmp_path)
+    check, note = _calibration(tmp_path, {})
     assert check is None
     assert "damaged; write it again" in note

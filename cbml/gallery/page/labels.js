@@ -26,7 +26,7 @@ export function similarLabels(labels, text) {
     const name = label.toLowerCase();
     if (name.startsWith(wanted)) return 0;
     if (name.includes(wanted)) return 1;
-    return 1 + edits(name, wanted);
+    return 1 + Math.min(edits(name, wanted), edits(name.split("/").at(-1), wanted)); // Fruit/Banana
   };
   const most = 1 + Math.max(2, Math.floor(wanted.length / 3));
   return labels.map((label) => [distance(label), label]).filter(([far]) => far <= most)

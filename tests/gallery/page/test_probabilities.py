@@ -147,6 +147,9 @@ def test_labels_in_any_case_with_suggestions(visit: Visit) -> None:
         page.wait_for_selector(shown)
     visit.open("?query=3&label=nothing+like+it", wait=".query")
     assert page.get_by_text("No label resembles it.").is_visible()
+    nested = """async () => (await import("./labels.js"))
+        .similarLabels(["Fruit/Apple/Pink-Lady", "Fruit/Banana"], "bananna")"""
+    assert page.evaluate(nested) == ["Fruit/Banana"], "by the last part of a path, too"
 
 
 def test_filters_that_leave_nothing_say_so_and_can_be_cleared(visit: Visit) -> None:
