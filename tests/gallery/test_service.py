@@ -4,13 +4,17 @@ import io
 import json
 import os
 import re
+import threading
 from pathlib import Path
+from typing import Any
 
+import pytest
 from PIL import Image
 
 from cbml.gallery import Gallery, SearchOptions
+from cbml.gallery.results import Query
 from cbml.gallery.scores import worst_queries
-from cbml.gallery.service import make_app
+from cbml.gallery.service import make_app, make_service
 from tests.gallery import small
 from tests.gallery.asgi import Client
 from tests.gallery.asking import API, image_bytes, message, upload
@@ -161,3 +165,27 @@ def test_health_and_metrics(client: Client, gallery: Gallery) -> None:
         assert re.fullmatch(
             r"# TYPE \w+ (counter|gauge)|\w+(\{[^{}]*(\{id\}[^{}]*)?\})? [\d.e+]+", line
         )
+
+
+def test_only_the_thread_that_searches_computes(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    embed = gallery.framed_queries
+
+    def noted(*images: Any) -> list[Query]:
+        seen.append(threading.current_thread().name)
+        return embed(*images)
+
+    monkeypatch.setattr(gallery, "framed_queries", noted)
+    service, app = make_service(gallery, hosts={"*"})
+    service.warm_up()
+    with Client(app) as client:
+        assert upload(client, image_bytes()).status_code == 200
+    service.close()
+    assert seen == ["cbml-search_0", "cbml-search_0"]
+
+
+def test_a_search_leaves_the_model_ready_for_the_next(gallery: Gallery) -> None:
+    gallery.query(Image.new("RGB", (60, 45), "green"))
+    assert not any(module.training for module in gallery.model().modules())
