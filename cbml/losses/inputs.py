@@ -17,7 +17,8 @@ class MetricLoss(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        name_adapters()
+        if not torch.compiler.is_compiling():  # an import is no part of a graph
+            name_adapters()
 
     def forward(
         self,

@@ -109,14 +109,14 @@ def test_what_is_missing_for_one_keeps_no_other_waiting(root: Path, tmp_path: Pa
 def test_what_is_damaged_or_out_of_reach_keeps_no_other_waiting(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    trained = running._trained
+    trained = running.trained_model
 
     def failing(config: RunConfig, *others: Any) -> Any:
         if config.training.seed == 0:
             raise error("weights: cannot be had")
         return trained(config, *others)
 
-    monkeypatch.setattr(running, "_trained", failing)
+    monkeypatch.setattr(running, "trained_model", failing)
     jobs = [job(), job(seed=1)]
     found, _ = run(jobs, tmp_path, root)
     assert found == {"done": 1, "refused": {"weights: cannot be had": [jobs[0].name]}}

@@ -88,8 +88,10 @@ def test_one_cluster_is_the_plain_margin_loss() -> None:
         assert float(loss_of(method, RAW, LABELS, stream)) == pytest.approx(expected, abs=1e-6)
 
 
-def view_at(images: ImageDataset, method: DivideConquer, epoch: int, step: int) -> TrainingView:
-    model = Embedder("conv4", dim=8, heads=method.heads(8), seed=1)
+def view_at(
+    images: ImageDataset, method: DivideConquer, epoch: int, step: int, dim: int = 8
+) -> TrainingView:
+    model = Embedder("conv4", dim=dim, heads=method.heads(dim), seed=1)
     return labeled_view(images, model, epoch=epoch, step=step)
 
 
@@ -142,7 +144,7 @@ def test_an_epoch_without_a_useful_cluster_trains_the_whole_embedding(
     """Clusters that are classes have nothing to tell apart; a run must not end for that."""
     method = DivideConquer(num_images=COUNT, clusters=6)
     method.cluster_of.copy_(torch.tensor(images.known_labels.tolist()))
-    plan = method.before_epoch(view_at(images, method, 1, 0))
+    plan = method.before_epoch(view_at(images, method, 1, 0, dim=12))
     assert plan is not None
     assert plan.batches is None
     assert plan.metadata == {"clusters": 6, "used": 0, "divides": False}

@@ -11,7 +11,7 @@ from cbml.errors import BadData, DamagedFile
 from cbml.runs import RunConfig, parts, run
 from cbml.runs.parts import (
     IMAGES,
-    SAMPLES_PER_CLASS,
+    SAMPLED_OF_CLASS,
     recorded_parameters,
     sample_indices,
     with_chosen_parameters,
@@ -106,8 +106,8 @@ def test_samples_are_whole_small_classes_and_parts_of_large_ones() -> None:
     assert sample_indices(many, 1).tolist() != indices.tolist() == sample_indices(many, 0).tolist()
     large = np.arange(90_000) % 300
     sizes = np.unique(large[sample_indices(large, 0)], return_counts=True)[1]
-    assert set(sizes.tolist()) == {SAMPLES_PER_CLASS}
-    assert len(sizes) == IMAGES // SAMPLES_PER_CLASS
+    assert set(sizes.tolist()) == {SAMPLED_OF_CLASS}
+    assert len(sizes) == IMAGES // SAMPLED_OF_CLASS
 
 
 def test_cbml_on_a_pretrained_network_estimates_unless_something_speaks_against_it() -> None:
