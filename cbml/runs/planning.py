@@ -167,11 +167,13 @@ class Planner:
             crops = (self.config.model.crop,)
         elif self.config.training.minutes is None:
             crops = (_first_run(self.config).crop,)
-        plan = self.at(crops[-1])
-        for crop in crops[-2::-1]:
-            if plan.steps >= _FEWEST_STEPS:
+        plan = self.at(crops[0])
+        # From small to large: each crop that is tried leaves kernels in memory for the whole run.
+        for crop in crops[1:]:
+            larger = self.at(crop)
+            if larger.steps < _FEWEST_STEPS:
                 break
-            plan = self.at(crop)
+            plan = larger
         return plan
 
     def at(self, crop: int) -> Plan:
