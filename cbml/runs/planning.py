@@ -168,7 +168,7 @@ class Planner:
         elif self.config.training.minutes is None:
             crops = (_first_run(self.config).crop,)
         plan = self.at(crops[0])
-        # From small to large: each crop that is tried leaves kernels in memory for the whole run.
+        # From small to large: large crops take longest to try, and trying leaves memory behind.
         for crop in crops[1:]:
             larger = self.at(crop)
             if larger.steps < _FEWEST_STEPS:
