@@ -14,6 +14,7 @@ from cbml.experiments.jobs import (
     add_records,
     build_record,
     package_versions,
+    read_records,
     records_file,
     run_name,
 )
@@ -85,7 +86,8 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
     """Do what is not yet done, and write the records of all that is.
 
     Several processes, also of several machines, may do this with one folder: each takes what
-    nobody else holds. Interrupted, the same call resumes where it stopped. Images and weights are
+    nobody else holds. Interrupted, the same call resumes where it stopped. A job with a record is
+    done, whether the folder of its run is still there or not. Images and weights are
     looked for first; a job whose images or weights are missing, unreachable or damaged does not
     keep others from being run.
 
@@ -97,6 +99,9 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
     """
     counts = JobCounts()
     jobs = sources.named(jobs)
+    recorded = [job for job in jobs if _is_recorded(job, out)]
+    counts.finished = len(recorded)
+    jobs = [job for job in jobs if job not in recorded]
     folders = [out / "runs" / run_name(job) for job in jobs]
     unfinished = [
         job
@@ -137,6 +142,17 @@ def _do(job: Job, folder: Path, title: str, sources: Sources, callback: Callback
             return "finished"
         callback.on_message(title)
         return _run(job, folder, sources, callback)
+
+
+def _is_recorded(job: Job, out: Path) -> bool:
+    """Whether only the record of a job is left, such as one that came from another machine."""
+    if (out / "runs" / run_name(job)).exists():
+        return False
+    return any(
+        record["run"] == run_name(job)
+        and (record["failed"] or set(job.scored) <= set(record["scores"]))
+        for record in read_records(records_file(out, job))
+    )
 
 
 def finished_scores(job: Job, folder: Path) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -52,6 +53,15 @@ def test_a_trial_never_looks_at_the_test_and_its_run_is_used_again(
     (record,) = read_records(tmp_path / "loss-ablation-laptop" / "tiny.jsonl")
     assert set(record["scores"]) == {"train", "validation", "test"}
     assert {"recall@1", "recall@30", "map@r", "nmi"} <= set(record["scores"]["test"])
+
+
+def test_a_job_with_a_record_is_done_without_its_run(root: Path, tmp_path: Path) -> None:
+    trial, final = job(scored=("validation",)), job(scored=("train", "test"))
+    run([trial, final], tmp_path, root)
+    shutil.rmtree(tmp_path / "runs")
+    assert run([trial, final], tmp_path, root) == ({"finished": 2}, 0)
+    (tmp_path / "loss-ablation-laptop" / "tiny.jsonl").unlink()
+    assert run([trial, final], tmp_path, root) == ({"finished": 1, "done": 1}, STEPS)
 
 
 def test_a_record_tells_all_but_where_things_lie(root: Path, tmp_path: Path) -> None:
