@@ -76,6 +76,10 @@ class Files(Dataset[tuple[torch.Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         with Image.open(self.images.paths[index]) as image:
+            if image.has_transparency_data:  # what lies behind it is white for us, too
+                layers = image.convert("RGBA")
+                image = Image.new("RGB", layers.size, "white")
+                image.paste(layers, mask=layers.getchannel("A"))
             pixels = self.transform(image.convert("RGB"))
         return pixels, int(self.images.known_labels[index])
 
