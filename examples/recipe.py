@@ -1,13 +1,14 @@
 """The default recipe with other losses in it: the same choices, rates and seeds for each.
 
-Every loss gets the recipe of `cbml train` (crops, averaged weights, batches, steps) and the same
+Every loss gets the recipe of `cbml train` (crops, averaged weights, batches, steps, and proxies
+where they are not its own) and the same
 learning rates to choose from, for 60 steps on held-out training classes with seed 0. Full runs at
 the best of them are scored on the test classes, seed by seed, so that losses can be compared in
 pairs: one seed means the same held-out classes and the same batches. Each run is a line in the
 records once it is done, and is resumed from its checkpoint where it was stopped.
 
     python examples/recipe.py emoji
-    python examples/recipe.py ~/CUB_200_2011 --name cub --set crop=96 --set classes_per_batch=15
+    python examples/recipe.py ~/CUB_200_2011 --name cub --set crop=96
 """
 
 import argparse
@@ -27,14 +28,14 @@ from cbml.training import Callback, read_record
 OURS = "cbml"
 LOSSES: dict[str, tuple[str, ...]] = {
     OURS: ("parameters=from-data",),
-    "multi_similarity": ("loss=multi_similarity",),
+    "multi_similarity": ("loss=multi_similarity", "proxy_weight=0.5"),
     "multi_similarity_xbm": ("loss=multi_similarity_xbm", "loss.warmup_steps=40"),
     "proxy_anchor": ("loss=proxy_anchor",),
     "margin": ("loss=margin",),
 }
 RATES = (1e-4, 2e-4, 4e-4)
 TRIAL_STEPS = 60
-BUDGET = ("crop=64", "steps=200", "validate_every=100", "classes_per_batch=30")
+BUDGET = ("crop=64", "steps=200", "validate_every=100")
 SCORES = ("recall@1", "map@r")
 
 Line = dict[str, Any]

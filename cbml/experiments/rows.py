@@ -246,6 +246,7 @@ _LAPTOP_LOSSES: Mapping[str, Changes] = {"multi_similarity_xbm": {"loss": {"warm
 PAPER_RECIPE: dict[str, dict[str, Any]] = {
     "augmentation": {"min_area": 0.16},
     "optimizer": {"ema": 0.0},
+    "loss": {"proxy_weight": 0.0},
 }
 # Options that any loss takes: of the variance constraint, and of proxies beside the pairs.
 _COMMON = ("variance_weight", "target_mix", "variance_reduction", "proxy_weight")

@@ -1,5 +1,8 @@
 """What can be added to any loss: the metric variance constraint, and proxies."""
 
+import dataclasses
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -8,7 +11,7 @@ from cbml.errors import BadData, check_choice
 from cbml.losses.inputs import MetricLoss
 from cbml.losses.kernel import Formula
 from cbml.losses.options import Reduction, check_count, check_number
-from cbml.losses.terms import PairLoss
+from cbml.losses.terms import LossTerms, PairLoss
 
 
 class MetricVariance(PairLoss):
@@ -143,6 +146,7 @@ class WithProxies(MetricLoss):
         if learns or not getattr(loss, "_takes_references", True):
             raise ValueError(f"proxy_weight: {type(loss).__name__} is not a loss of pairs alone")
         self.loss = loss
+        self.smallest_batch = getattr(loss, "smallest_batch", (1, 1))
         self.proxy_weight = check_number(proxy_weight, "proxy_weight", at_least=0.0)
         self.learning_rate_factor = check_number(
             learning_rate_factor, "learning_rate_factor", above=0.0
@@ -164,16 +168,35 @@ class WithProxies(MetricLoss):
         A miner's pairs and references go to the part without proxies.
         """
         loss: Tensor = self.loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        return loss + self._beside(embeddings, labels)
+
+    @property
+    def terms(self) -> Callable[[Tensor, Tensor], LossTerms]:
+        """The terms of the part without proxies, with the total of both.
+
+        There where the loss tells its terms, so that `hasattr` is true of it alone.
+        """
+        tell: Callable[[Tensor, Tensor], LossTerms] = self.loss.terms  # type: ignore[assignment]
+
+        def of_both(embeddings: Tensor, labels: Tensor) -> LossTerms:
+            terms = tell(embeddings, labels)
+            return dataclasses.replace(terms, total=terms.total + self._beside(embeddings, labels))
+
+        return of_both
+
+    def _beside(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The weighted loss of a batch against the proxies; 0 while there are none."""
+        nothing = embeddings.new_zeros(())
         if not self.proxy_weight or not len(embeddings):
-            return loss
+            return nothing
         if self.training:
             self._meet(embeddings, labels)
         classes = self.met.nonzero()[:, 0]
         if not len(classes):
-            return loss
+            return nothing
         columns = functional.normalize(self.proxies[classes], dim=1)
-        beside: Tensor = self.loss(embeddings, labels, None, columns, classes)
-        return loss + self.proxy_weight * beside
+        loss: Tensor = self.loss(embeddings, labels, None, columns, classes)
+        return self.proxy_weight * loss
 
     @torch.no_grad()
     def _meet(self, embeddings: Tensor, labels: Tensor) -> None:

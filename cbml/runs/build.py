@@ -205,9 +205,11 @@ def build_run_loss(config: RunConfig, classes: int) -> nn.Module:
     name: Any = config.loss.name
     if ":" in name:
         name = import_class(name, "loss")
-    size, seed = config.model.dim, config.training.seed
+    size, seed, options = config.model.dim, config.training.seed, dict(config.loss.options)
+    if config.loss.proxy_weight:
+        options["proxy_weight"] = config.loss.proxy_weight
     try:
-        return build_loss(name, config.loss.options, classes=classes, dim=size, seed=seed)
+        return build_loss(name, options, classes=classes, dim=size, seed=seed)
     except (TypeError, ValueError) as error:
         raise BadData(str(error)) from None
 

@@ -125,11 +125,14 @@ class LossConfig(Section):
         parameters: Constants of the loss: "given" by the options and the loss's defaults, or
             estimated "from-data" before the first step where the options do not give them.
             "default" estimates them for CBML on a pretrained network with known labels.
+        proxy_weight: Weight of a proxy for each class beside the pairs, for any loss of pairs
+            alone; see `WithProxies`. With known labels and without a method CBML has 0.5.
     """
 
     name: str = "cbml"
     options: Mapping[str, Any] = field(default_factory=dict)
     parameters: Literal["default", "given", "from-data"] = "default"
+    proxy_weight: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,10 +172,10 @@ class TrainingConfig(Section, LoopSettings):
             and the crop, where it is open, and the steps follow. The config of the run then has
             these, and no minutes.
         seed: Random seed of held-out classes, batches, crops, start values and proxies.
-        classes_per_batch: None for 15, as in the authors' program for CUB, or for all classes
-            where there are fewer.
-        samples_per_class: None for 8, as in the authors' program for CUB, or for more where there
-            are fewer than 15 classes.
+        classes_per_batch: None for 15, as in the authors' program for CUB, for more where classes
+            are small, or for all classes where there are fewer.
+        samples_per_class: None for 8, as in the authors' program for CUB, for a third of a median
+            class that is small, or for more where there are fewer than 15 classes.
         chunk_size: Images in one forward pass; 0 for the whole batch. None for as many as a run
             may take: on a CPU 3 GB, and half of what is free.
         choose_by: The validation score that chooses the model. None for "recall@1", or for

@@ -164,9 +164,10 @@ def fitted_sizes(
 ) -> tuple[int, int]:
     """Classes in a batch and images of each: 15 and 8 where the set and the processes allow it.
 
-    With fewer than 15 classes all of them are in every batch, each with so many images that the
-    batch keeps its size, but not with more than half of the classes have. What the user gives
-    stays as it is, whether it can be had or not.
+    Of small classes a batch has fewer images, a third of the median class but two at least, and
+    more classes for it. With fewer classes than that all of them are in every batch, each with so
+    many images that the batch keeps its size, but not with more than half of the classes have. What
+    the user gives stays as it is, whether it can be had or not.
 
     Args:
         sizes: Number of images of each class.
@@ -174,16 +175,16 @@ def fitted_sizes(
         classes: Number of classes that the user gave, if any.
         images: Number of images of a class that the user gave, if any.
     """
-    chosen = min(CLASSES_PER_BATCH, len(sizes)) if classes is None else classes
     if images is not None:
-        unit = _unit(processes, images)
-        return (max(chosen // unit, 1) * unit if classes is None else chosen), images
-    fitting = SAMPLES_PER_CLASS
+        chosen, unit = min(CLASSES_PER_BATCH, len(sizes)), _unit(processes, images)
+        return (max(chosen // unit, 1) * unit if classes is None else classes), images
+    batch, median = CLASSES_PER_BATCH * SAMPLES_PER_CLASS, int(np.median(sizes))
+    fitting = min(SAMPLES_PER_CLASS, max(2, median // 3))
     if classes is None:
-        room = CLASSES_PER_BATCH * SAMPLES_PER_CLASS // chosen
-        fitting = max(fitting, min(room, int(np.median(sizes))))
-    unit = _unit(processes, chosen)
-    return chosen, max(round(fitting / unit), 1) * unit
+        classes = min(batch // fitting, len(sizes))
+        fitting = min(batch // classes, max(SAMPLES_PER_CLASS, median))
+    unit = _unit(processes, classes)
+    return classes, max(round(fitting / unit), 1) * unit
 
 
 def _unit(processes: int, other: int) -> int:

@@ -57,6 +57,16 @@ def test_without_weight_it_is_the_loss_and_evaluation_starts_no_proxy() -> None:
     assert built()(embeddings[:0], labels[:0]).item() == 0.0
 
 
+def test_it_tells_the_terms_that_the_loss_tells() -> None:
+    embeddings, labels = batch()
+    terms, total = built().terms(embeddings, labels), built()(embeddings, labels)
+    plain = built().loss.terms(embeddings, labels)  # type: ignore[operator]
+    torch.testing.assert_close(terms.total, total)
+    assert torch.equal(terms.positive, plain.positive)
+    assert terms.total > plain.total
+    assert not hasattr(built("multi_similarity"), "terms")
+
+
 def test_renamed_classes_change_nothing() -> None:
     embeddings, labels = batch()
     order = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(0))

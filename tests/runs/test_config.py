@@ -95,6 +95,11 @@ def test_the_recipe_with_labels_is_not_the_papers() -> None:
     assert (ours.augmentation.min_area, ours.optimizer.ema) == (0.5, 0.15)
     assert (unlabeled.augmentation.min_area, unlabeled.optimizer.ema) == (0.16, 0.0)
     assert RunConfig("x", optimizer={"ema": 0.0}).optimizer.ema == 0.0, "what is given wins"
+    assert ours.loss.proxy_weight == 0.5
+    assert unlabeled.loss.proxy_weight == 0.0
+    assert RunConfig("x", loss="margin").loss.proxy_weight == 0.0, "it has parameters of its own"
+    assert RunConfig("x", method="hdc").loss.proxy_weight == 0.0
+    assert RunConfig("x", loss={"proxy_weight": 0.0}).loss.proxy_weight == 0.0
 
 
 def test_no_flat_key_means_two_fields() -> None:
