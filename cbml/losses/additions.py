@@ -172,9 +172,9 @@ class WithProxies(MetricLoss):
 
     @property
     def terms(self) -> Callable[[Tensor, Tensor], LossTerms]:
-        """The terms of the part without proxies, with the total of both.
+        """The terms of the part without proxies, with the total of both parts.
 
-        There where the loss tells its terms, so that `hasattr` is true of it alone.
+        Missing where the wrapped loss has no terms: callers ask by `hasattr`.
         """
         tell: Callable[[Tensor, Tensor], LossTerms] = self.loss.terms  # type: ignore[assignment]
 
