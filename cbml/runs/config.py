@@ -72,8 +72,11 @@ _STARTS: dict[str, Changes] = {
 }
 # The recipe of runs with labels, see docs/recipe.md. The paper's crops, down to 0.16 of the area,
 # are for 227 pixels and thousands of steps, and its program keeps the last weights.
-_LABELED: Changes = {"augmentation": {"min_area": 0.5}, "optimizer": {"ema": 0.15}}
-_PROXY_WEIGHT = 0.5  # beside CBML
+_LABELED: Changes = {
+    "augmentation": {"min_area": 0.5},
+    "loss": {"proxy_weight": None},
+    "optimizer": {"ema": 0.15},
+}
 # 128 dimensions, drawn batch sizes and no mining are from the paper's section 4.7. That the first
 # clusters are those of whitened features, and not of a random mixture of them, is ours.
 _UNLABELED: Changes = {
@@ -139,9 +142,7 @@ class RunConfig:
         }
         chosen = changed_section(MethodConfig(), method)
         assert isinstance(chosen, MethodConfig)
-        named = changed_section(LossConfig(), loss)
-        assert isinstance(named, LossConfig)
-        start = _defaults_for(images, chosen, named)
+        start = _defaults_for(images, chosen)
         self._fill(
             {
                 name: changed_section(changed_section(kind(), start.get(name)), given[name])
@@ -280,12 +281,10 @@ class RunConfig:
         return config
 
 
-def _defaults_for(data: DataConfig, method: MethodConfig, loss: LossConfig) -> Changes:
+def _defaults_for(data: DataConfig, method: MethodConfig) -> Changes:
     """What holds where nothing else is given: of the dataset, of the labels, of the method."""
     layers: list[Mapping[str, Mapping[str, Any]]] = [_STARTS.get(data.source, {})]
     layers.append(_LABELED if data.labels == "known" else _UNLABELED)
-    if data.labels == "known" and method.name is None and loss.name == "cbml":
-        layers.append({"loss": {"proxy_weight": _PROXY_WEIGHT}})
     if data.labels == "each":
         layers.append({"training": {"samples_per_class": 2}})  # two crops of each image
     if method.name in METHODS:

@@ -22,6 +22,7 @@ from cbml.runs.build import (
     build_model,
     build_run_loss,
     draw_batches,
+    proxy_weight,
     takes_loss,
     training_splits,
 )
@@ -305,11 +306,12 @@ SAMPLED_OF_CLASS = 32
 
 
 def with_chosen_parameters(config: RunConfig) -> RunConfig:
-    """The config with "given" or "from-data" where its loss leaves the choice open.
+    """The config with "given" or "from-data", and the proxies, where its loss leaves them open.
 
     Estimating is the better start for CBML without a ratio of its own on a pretrained network.
     Similarities of an untrained one tell nothing of the classes.
     """
+    config = config.replace(loss={"proxy_weight": proxy_weight(config)})
     if config.loss.parameters != "default":
         return config
     source = config.model.weights

@@ -126,13 +126,13 @@ class LossConfig(Section):
             estimated "from-data" before the first step where the options do not give them.
             "default" estimates them for CBML on a pretrained network with known labels.
         proxy_weight: Weight of a proxy for each class beside the pairs, for any loss of pairs
-            alone; see `WithProxies`. With known labels and without a method CBML has 0.5.
+            alone; see `WithProxies`. None for 0.5 beside CBML without a method, else 0.
     """
 
     name: str = "cbml"
     options: Mapping[str, Any] = field(default_factory=dict)
     parameters: Literal["default", "given", "from-data"] = "default"
-    proxy_weight: float = 0.0
+    proxy_weight: float | None = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

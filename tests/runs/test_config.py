@@ -10,6 +10,7 @@ import pytest
 
 from cbml.errors import BadData
 from cbml.runs import FLAT_KEYS, SECTIONS, RunConfig, parse_overrides
+from cbml.runs.build import proxy_weight
 from cbml.training import Settings
 
 
@@ -95,11 +96,11 @@ def test_the_recipe_with_labels_is_not_the_papers() -> None:
     assert (ours.augmentation.min_area, ours.optimizer.ema) == (0.5, 0.15)
     assert (unlabeled.augmentation.min_area, unlabeled.optimizer.ema) == (0.16, 0.0)
     assert RunConfig("x", optimizer={"ema": 0.0}).optimizer.ema == 0.0, "what is given wins"
-    assert ours.loss.proxy_weight == 0.5
-    assert unlabeled.loss.proxy_weight == 0.0
-    assert RunConfig("x", loss="margin").loss.proxy_weight == 0.0, "it has parameters of its own"
-    assert RunConfig("x", method="hdc").loss.proxy_weight == 0.0
-    assert RunConfig("x", loss={"proxy_weight": 0.0}).loss.proxy_weight == 0.0
+    assert proxy_weight(ours) == 0.5
+    assert proxy_weight(unlabeled) == 0.0
+    assert proxy_weight(ours.replace(loss="margin")) == 0.0, "it has parameters of its own"
+    assert proxy_weight(ours.replace(method="hdc")) == 0.0
+    assert proxy_weight(RunConfig("x", loss={"proxy_weight": 0.0})) == 0.0
 
 
 def test_no_flat_key_means_two_fields() -> None:
