@@ -85,6 +85,7 @@ def test_the_end_shows_both_scores_and_leads_on(
     tested = next(line for line in lines if line.startswith("  test recall@1 "))
     assert f"{record['test']['recall@1']:.4f}" in tested
     assert tested.endswith(f"start {record['test_start']['recall@1']:.4f}")
+    assert not any(line.startswith("  test recall@1000 ") for line in lines), "of few images"
     assert any(f"look at it:  {out / 'report.html'}" in line for line in lines)
     assert any(f"index '{out}' {folder} --out '{out / 'gallery'}'" in line for line in lines)
     assert any(f"serve '{out / 'gallery'}' --open" in line for line in lines)
@@ -94,7 +95,9 @@ def test_the_end_shows_both_scores_and_leads_on(
     assert set(found["classes"]) <= {path.name for path in folder.iterdir()}
     of_classes = [row["recall@1"] for row in found["classes"].values()]
     assert of_classes == sorted(of_classes), "the worst first"
-    assert "<h2>Classes</h2>" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "<h2>Classes</h2>" in page
+    assert "Recall@100<" not in page, "there are fewer images"
 
 
 def test_the_test_half_of_a_gallery_is_that_of_the_run(
