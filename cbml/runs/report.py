@@ -77,7 +77,7 @@ def report_run(
         if len(dataset.images.class_names) > 1:
             classes = _class_table(title, dataset, embeddings)
     calibration, note = _calibration(folder, record)
-    name = shlex.quote(str(folder))
+    name, gallery = (shlex.quote(str(path)) for path in (folder, folder / "gallery"))
     write_run_page(
         folder / "report.html",
         record,
@@ -88,8 +88,8 @@ def report_run(
         calibration=calibration,
         calibration_note=note,
         next_commands=(
-            f"cbml index {name} {images_to_index(recorded_config(folder))} --out gallery",
-            "cbml serve gallery --open",
+            f"cbml index {name} {images_to_index(recorded_config(folder))} --out {gallery}",
+            f"cbml serve {gallery} --open",
             f"cbml analyze {name}",
         ),
     )

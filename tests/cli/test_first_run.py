@@ -1,7 +1,9 @@
 """What a first run says: spelling before torch, the start's scores, the lines that lead on."""
 
+import html
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -98,6 +100,7 @@ def test_the_end_shows_both_scores_and_leads_on(
     page = (out / "report.html").read_text()
     assert "<h2>Classes</h2>" in page
     assert "Recall@100<" not in page, "there are fewer images"
+    assert f"serve '{out / 'gallery'}' --open" in html.unescape(page), "the lines of the end"
 
 
 def test_the_test_half_of_a_gallery_is_that_of_the_run(
@@ -116,6 +119,26 @@ def test_the_test_half_of_a_gallery_is_that_of_the_run(
     words = ["embed", str(out), str(folder), "--split", "test", "--out", str(tmp_path / "v.npz")]
     assert run(words) == 0
     assert set(np.load(tmp_path / "v.npz")["labels"].tolist()) == tested
+
+
+def test_a_run_reads_its_own_images_as_it_did_in_training(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flat, out, gallery = tmp_path / "flat", tmp_path / "run", tmp_path / "gallery"
+    flat.mkdir()
+    for number, path in enumerate(folder.rglob("*.png")):
+        shutil.copy(path, flat / f"kind-{path.parent.name}_{number}.png")
+    names = ["--label-from", "{label}_{n}"]
+    assert run(["train", str(flat), *SMALL, *names, "--out", str(out)]) == 0
+    wanted = {f"kind-{path.name}" for path in folder.iterdir()}
+    assert run(["index", str(out), str(flat), "--out", str(gallery)]) == 0
+    with Gallery(gallery) as opened:
+        assert {image.label for image in opened.images} == wanted
+    assert run(["embed", str(out), str(flat), "--out", str(tmp_path / "v.npz")]) == 0
+    assert set(np.load(tmp_path / "v.npz")["labels"].tolist()) == wanted
+    assert run(["index", str(out), str(folder), "--out", str(tmp_path / "other")]) == 0
+    with Gallery(tmp_path / "other") as opened:
+        assert {image.label for image in opened.images} == {path.name for path in folder.iterdir()}
 
 
 def test_a_training_that_did_not_help_says_so_in_its_last_line(
@@ -146,7 +169,16 @@ def test_two_runs_are_compared(
     assert found["scores"]["test recall@1"][1] is None
     assert found["scores"]["held-out map@r"][0] is not None
     assert run(["compare", str(one), str(two)]) == 0
-    assert "proxy_anchor" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "proxy_anchor" in shown
+    assert "recall@1000" not in shown, "of few images it can only be 1"
+    moved = tmp_path / "elsewhere, in a folder with a long name"
+    shutil.copytree(one, moved / "two")
+    assert run(["compare", str(two), str(moved / "two")]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[-2:] == [str(two), str(moved / "two")], "both are called two"
+    ends = {len(head), *(len(line) for line in lines if line.startswith("loss.name"))}
+    assert len(ends) == 1, "columns are as wide as what is in them"
     assert run(["compare", str(one), str(tmp_path)]) == 3
 
 
