@@ -1,8 +1,10 @@
 """What a first run says: spelling before torch, the start's scores, the lines that lead on."""
 
 import html
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -18,7 +20,7 @@ from cbml.cli import program_name
 from cbml.data import load
 from cbml.gallery import Gallery
 from cbml.progress import duration
-from cbml.training import read_record
+from cbml.training import ProgressCallback, StepReport, read_record
 from tests.fixtures import run_program as run
 from tests.training.small import class_folders
 
@@ -180,6 +182,23 @@ def test_two_runs_are_compared(
     ends = {len(head), *(len(line) for line in lines if line.startswith("loss.name"))}
     assert len(ends) == 1, "columns are as wide as what is in them"
     assert run(["compare", str(one), str(tmp_path)]) == 3
+
+
+def test_a_bar_fits_into_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for name, value in {"COLUMNS": "80", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    shown = ProgressCallback()
+    shown.begin(9, 4000)
+    terms = {"positive": 2.18, "negative": 8.97, "variance": 0.01}
+    shown.step(StepReport(step=10, loss=11.17, terms=terms, images=120))
+    shown.end()
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert re.search(r"step .* +10/4000 loss 11\.170, \d+ images/s, .* left\b", plain), plain
 
 
 def test_ctrl_c_is_answered_at_once(folder: Path, tmp_path: Path) -> None:
