@@ -184,6 +184,24 @@ def test_two_runs_are_compared(
     assert run(["compare", str(one), str(tmp_path)]) == 3
 
 
+def test_classes_that_the_start_has_seen_are_not_called_unseen(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--steps", "1", "--crop", "16"]
+    for name, words in {
+        "other seed": [str(folder), *SMALL, "--seed", "3"],
+        "next": [str(folder), *small, "--start", str(tmp_path / "other seed")],
+    }.items():
+        assert run(["train", *words, "--out", str(tmp_path / name)]) == 0
+    data = read_record(tmp_path / "next")["data"]
+    assert "have names of classes that" in capsys.readouterr().err
+    assert (data["scores_for"], data["shared_classes"] > 0) == ("classes known to the start", True)
+    assert "unseen" not in (tmp_path / "next" / "report.html").read_text().partition("Settings")[0]
+    same = [str(folder), *small, "--seed", "3", "--start", str(tmp_path / "other seed")]
+    assert run(["train", *same, "--out", str(tmp_path / "same split")]) == 0
+    assert read_record(tmp_path / "same split")["data"]["scores_for"] == "unseen classes"
+
+
 def test_a_bar_fits_into_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
