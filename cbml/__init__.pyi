@@ -1,3 +1,15 @@
+from . import bayes as bayes
+from . import data as data
+from . import evaluation as evaluation
+from . import experiments as experiments
+from . import gallery as gallery
+from . import index as index
+from . import losses as losses
+from . import methods as methods
+from . import models as models
+from . import report as report
+from . import runs as runs
+from . import training as training
 from .bayes import MatchProbability as MatchProbability
 from .bayes import PairStatistics as PairStatistics
 from .data import ClassBalancedSampler as ClassBalancedSampler

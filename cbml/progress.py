@@ -129,7 +129,7 @@ def _bar(label: str, total: int | None, done: int) -> Any:
     console = Console(stderr=True)
     wide = console.width >= _WIDE
     bar = RichProgress(
-        *([TextColumn(label)] if wide else []),
+        TextColumn(label),
         BarColumn(bar_width=24 if wide else 6),
         MofNCompleteColumn(),
         TextColumn("{task.description}"),

@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cbml.cli.options import AsJson, RunFolder
+
+if TYPE_CHECKING:
+    from cbml.runs import Comparison
 
 
 def verb(
@@ -29,12 +32,24 @@ def verb(
     if as_json:
         print(json.dumps(found.as_dict()))
         return
-    print(f"{'':<28} {first.name:>16} {second.name:>16}")
-    for name, values in found.settings.items():
-        print(f"{name:<28} {' '.join(f'{value!s:>16}' for value in values)}")
-    for name, (one, two) in found.scores.items():
-        shown = ["–" if value is None else f"{value:.4f}" for value in (one, two)]
-        gain = "" if one is None or two is None else f"  {two - one:+.4f}"
-        print(f"{name:<28} {shown[0]:>16} {shown[1]:>16}{gain}")
     for note in found.notes:
         print(f"note: {note}")
+    for line in _table(found):
+        print(line)
+
+
+def _table(found: "Comparison") -> list[str]:
+    """The settings and scores that differ or tell something, in columns as wide as they need."""
+    names = [run.name for run in found.runs]
+    rows = [("", *(names if names[0] != names[1] else map(str, found.runs)), "")]
+    rows += [(name, *map(str, values), "") for name, values in found.settings.items()]
+    for name, (one, two) in found.scores.items():
+        if {one, two} <= {1.0, None}:  # as Recall@1000 of few images
+            continue
+        shown = ["–" if value is None else f"{value:.4f}" for value in (one, two)]
+        rows.append((name, *shown, "" if one is None or two is None else f"{two - one:+.4f}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        f"{name:<{widths[0]}}  {one:>{widths[1]}}  {two:>{widths[2]}}  {gain}".rstrip()
+        for name, one, two, gain in rows
+    ]

@@ -176,10 +176,13 @@ def _next_command(
 ) -> str:
     """The command line to try next; "" if there is nothing to train on.
 
-    Without labels it is the one that needs none.
+    Without labels it is that of a table that has them, or the one that needs none.
     """
     if not any(count["images"] for count in answer["record"]["counts"].values()):
         return ""
+    table = None if answer["class_sizes"] else answer["record"].get("table")
+    if table is not None:  # it labels what the folders do not
+        return f"{program_name()} train {shlex.quote(table)}"
     words = [program_name(), "train", shlex.quote(path)]
     if known_as is not None:
         words.append(f"--as {known_as}")
@@ -221,7 +224,7 @@ def _print_report(answer: dict[str, Any]) -> None:
             print(f"  {which} classes: {named}")
     if answer["image_sizes"]:
         print(
-            "  {median_width:g} x {median_height:g} pixels (median); {landscape:,} landscape, "
+            "  {median_width:.0f} x {median_height:.0f} pixels (median); {landscape:,} landscape, "
             "{portrait:,} portrait, {square:,} square".format(**answer["image_sizes"])
         )
     kinds = Counter(Path(name).suffix.lower() or "no suffix" for name in answer["ignored"])

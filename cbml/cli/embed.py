@@ -34,7 +34,7 @@ def verb(
     """
     from cbml.errors import BadData
     from cbml.gallery import embed_files, embed_share, list_images, write_vectors
-    from cbml.runs import open_model, run_split, use_backbone
+    from cbml.runs import open_model, run_reading, use_backbone
 
     if out.suffix not in (".npz", ".parquet"):
         raise BadData(f"--out {out}: must end in .npz or .parquet")
@@ -43,7 +43,8 @@ def verb(
         if distributed.group is not None and not distributed.is_main_process:
             embed_share(open_model(run), distributed.group)
             return
-        listed = list_images(images, split=split, **run_split(run), allow_partial=allow_partial)
+        given = {"split": split, "allow_partial": allow_partial}
+        listed = list_images(images, **run_reading(run, images, given))
         done = embed_files(open_model(run), listed, out=out, group=distributed.group)
         write_vectors(out, done)
     facts: dict[str, Any] = {

@@ -55,6 +55,7 @@ def verb(
     """
     if test and split not in (None, "test"):
         raise typer.BadParameter(f"--test and --split {split} contradict each other: choose one")
+    from cbml.report import tells_something
     from cbml.runs import evaluate_run, use_backbone
     from cbml.training import ProgressCallback
 
@@ -73,8 +74,7 @@ def verb(
         print(json.dumps(facts))
         return
     for name, value in facts["scores"].items():
-        # Among as many results as there are images everything is found: no news.
-        if not (name.startswith("recall@") and int(name[7:]) >= found.scores.gallery):
+        if tells_something(name, found.scores.gallery):
             before = "" if found.start is None else f"   start {found.start[name]:.4f}"
             print(f"{name:<12} {value:.4f}{before}")
     worst = [f"{name} {row['recall@1']:.2f}" for name, row in found.classes.items()][:_SHOWN]

@@ -142,13 +142,13 @@ def _build(
 ) -> "BuildResult | None":
     """Build the gallery in the main process; the others embed their share, and get None."""
     from cbml.gallery import embed_share, list_images
-    from cbml.runs import open_model, run_split
+    from cbml.runs import open_model, run_reading
 
     model, group = open_model(run), distributed.group
     if group is not None and not distributed.is_main_process:
         embed_share(model, group)
         return None
-    refs = list_images(settings.source, **run_split(run), **reading)
+    refs = list_images(settings.source, **run_reading(run, settings.source, reading))
     return build_gallery(model, run, refs, out, settings, group)
 
 

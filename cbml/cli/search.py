@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,8 @@ from cbml.cli.options import AsJson, GalleryFolder, OwnBackbone
 
 if TYPE_CHECKING:
     from cbml.gallery import SearchResponse
+
+_WIDE = 10_000
 
 
 def verb(
@@ -97,7 +100,8 @@ def _print_table(path: str, response: "SearchResponse") -> None:
     # As text: a name like [red] is a name, not a color.
     table = Table(title=Text(_printable(path)), title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column in ("label", "name") else "right")
+        text = column in ("label", "name")  # whole: names end in what differs
+        table.add_column(column, justify="left" if text else "right", overflow="fold")
     marks = {True: " ✓", False: " ✗", None: ""}
     for row in rows:
         cells = {
@@ -109,7 +113,9 @@ def _print_table(path: str, response: "SearchResponse") -> None:
             "name": _printable(row.name),
         }
         table.add_row(*(Text(cells[column]) for column in columns))
-    console = Console(highlight=False, markup=False)
+    # A file or a pipe has no width to fit into.
+    width = None if sys.stdout.isatty() else _WIDE
+    console = Console(highlight=False, markup=False, width=width)
     if rows:
         console.print(table)
     else:

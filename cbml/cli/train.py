@@ -233,6 +233,8 @@ def _print_result(result: "RunResult", as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.as_dict()))
         return
+    from cbml.report import tells_something
+
     folder, fitted = result.folder, result.fitted
     print(f"{folder}: {fitted.steps} steps")
     if fitted.best_score is not None:
@@ -241,10 +243,11 @@ def _print_result(result: "RunResult", as_json: bool) -> None:
             f"{fitted.best_step}, kept in model/ (start {fitted.start_score:.4f}, last step "
             f"{fitted.last_score:.4f})"
         )
-    before = result.test_start or {}
+    before, searched = result.test_start or {}, result.splits.gallery or result.splits.test or ()
     for name, value in (result.test or {}).items():
         start = f"   start {before[name]:.4f}" if name in before else ""
-        print(f"  test {name:<12} {value:.4f}{start}")
+        if tells_something(name, len(searched)):
+            print(f"  test {name:<12} {value:.4f}{start}")
     if (folder / "bad_images.csv").exists():
         print(f"  some images cannot be read: {folder / 'bad_images.csv'}")
     if (folder / "clusters.csv").exists():

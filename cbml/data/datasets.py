@@ -112,7 +112,14 @@ def load(
             label_from=label_from,
             split=split,
         )
-        splits.record["notes"] += _hints(source)
+        here = open_source(source)
+        if (labeled := find_table(here)) is not None:
+            splits.record["table"] = str(labeled[0])
+            splits.record["notes"].append(
+                f"{labeled[0].name} has labels for {labeled[1]:,} of these images; to use them, "
+                f"give {labeled[0]} instead of the folder"
+            )
+        splits.record["notes"] += _resembles(here)
         return splits
     if name == "table":
         return table(
@@ -141,20 +148,12 @@ def _official_classes(root: Path) -> dict[str, int]:
     return {name: count for name, count in counts.items() if 2 * count >= len(names)}
 
 
-def _hints(source: Path | str) -> list[str]:
-    """What else the folder may be: a part of a benchmark, or the images of a table in it."""
-    table_here = find_table(open_source(source))
-    tables = []
-    if table_here is not None:
-        path, count = table_here
-        tables.append(
-            f"{path.name} has labels for {count:,} of these images; to use them, give {path} "
-            "instead of the folder"
-        )
-    return tables + [
+def _resembles(root: Path) -> list[str]:
+    """The benchmarks that the folder may be a part of, a sentence each."""
+    return [
         f"{count} of {DATASETS[name].num_classes:,} classes of {DATASETS[name].title} are here; "
         f"--as {name} --allow-partial splits them by its protocol"
-        for name, count in _official_classes(open_source(source)).items()
+        for name, count in _official_classes(root).items()
         if count
     ]
 

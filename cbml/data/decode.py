@@ -100,7 +100,7 @@ def read_bytes(path: Path) -> bytes:
     return content
 
 
-def read_image(source: Path | bytes, *, pixel_limit: int = PIXEL_LIMIT) -> Image.Image:
+def read_image(source: Path | str | bytes, *, pixel_limit: int = PIXEL_LIMIT) -> Image.Image:
     """The first frame of an image in mode RGB, upright, transparent parts on white.
 
     Raises UnreadableImage, and nothing else, for whatever cannot be shown.
@@ -109,6 +109,7 @@ def read_image(source: Path | bytes, *, pixel_limit: int = PIXEL_LIMIT) -> Image
         source: A file, or the bytes of one.
         pixel_limit: Width times height above which an image is refused before decoding.
     """
+    source = Path(source) if isinstance(source, str) else source
     name = source if isinstance(source, Path) else "image"
     try:
         content = read_bytes(source) if isinstance(source, Path) else source

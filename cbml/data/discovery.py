@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -190,11 +191,28 @@ def no_images(folder: Path) -> BadData:
     Args:
         folder: Folder that was searched.
     """
+    if made := _made_by_us(folder):
+        return BadData(f"{folder}: {made}")
     kinds = Counter(path.suffix.lower() or "no suffix" for path in ignored_files(folder))
     held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(_LISTED))
     known = ", ".join(sorted(SUFFIXES))
     others = f" among its files ({held})" if held else ""
     return BadData(f"{folder}: no images found{others}; looked for {known}")
+
+
+def _made_by_us(folder: Path) -> str:
+    """What a folder is that holds our results instead of images, and what to give; else ""."""
+    name = shlex.quote(str(folder))
+    if (folder / "run.json").is_file():
+        return (
+            "a run, not images; to train on images from its model: cbml train IMAGES --start "
+            f"{name}; to go on with it: cbml train --resume {name}"
+        )
+    if any(folder.glob("arrays-*")):
+        return f"a gallery, not images; to look at it: cbml serve {name}"
+    if (folder / "manifest.json").is_file() and any(folder.glob("model-*.json")):
+        return "a saved model, not images; give the folder of the images"
+    return ""
 
 
 def same_bytes(paths: Sequence[Path]) -> list[list[int]]:

@@ -277,7 +277,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     parts = re.split(r"\{(\w*)\}", pattern)  # text, field, text, field ... text
     if parts[1::2].count("label") != 1:
         raise BadData(f"--label-from {pattern}: name the class once, as in '{{label}}_{{n}}'")
-    fields = {"label": r"(?P<label>\S.*)", "n": r"\d+"}
+    fields = {"label": r"(?P<label>\S.*)", "n": r"(?<!\d)\d+"}  # a whole number
     return re.compile(
         "".join(
             fields.get(part, r"[^\s_.-]+") if index % 2 else re.escape(part)

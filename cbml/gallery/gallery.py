@@ -85,8 +85,10 @@ class Gallery:
 
     @property
     def name(self) -> str:
-        """What to call it: the name of its folder."""
-        return self.folder.resolve().name
+        """What to call it: the name of its folder, or of the run whose `gallery` it is."""
+        folder = self.folder.resolve()
+        own = folder.name == "gallery" and (folder.parent / "run.json").is_file()
+        return folder.parent.name if own else folder.name
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:

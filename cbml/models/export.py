@@ -173,6 +173,7 @@ def _difference(runtime: Any, path: Path, network: nn.Module, inputs: Tensor) ->
 
 _CARD = """---
 library_name: cbml
+pipeline_tag: image-feature-extraction
 tags: [metric-learning, image-retrieval]
 ---
 # {title}
@@ -180,6 +181,8 @@ Turns images into unit vectors of {dim} numbers; images that belong together lie
 
     import cbml
     model = cbml.from_hub("{repository}")
+    vectors = cbml.embed(model, ["a.jpg", "b.jpg"], load=cbml.data.read_image)
+    similarity = vectors[0] @ vectors[1]
 
 | setting | value |
 |---|---|
@@ -233,9 +236,9 @@ def from_hub(repository: str, *, revision: str | None = None) -> Embedder:
 
 
 def _card(model: Embedder, repository: str) -> str:
-    properties = {key: value for key, value in model.describe().items() if key != "preprocessing"}
-    rows = [f"| {key} | {value} |" for key, value in properties.items()]
-    rows += [f"| {key} | {value} |" for key, value in model.preprocessing.as_dict().items()]
+    properties = {**model.describe(), **model.preprocessing.as_dict()}
+    del properties["preprocessing"]
+    rows = [f"| {key} | {value} |" for key, value in properties.items() if value not in (None, [])]
     return _CARD.format(
         title=repository.rpartition("/")[2],
         dim=model.dim,

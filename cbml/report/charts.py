@@ -186,7 +186,7 @@ def ratio_chart(title: str, counted: Points, lines: Sequence[Series], x: Range) 
         lines: The formulas.
         x: Lowest and highest similarity.
     """
-    values = [y for _, y in counted] or [-1.0, 1.0]
+    values = [-0.5, 0.5, *(y for _, y in counted)]  # few bins must not stretch what is drawn
     ticks = _ticks(min(values), max(values))
     return chart(
         title,

@@ -110,7 +110,10 @@ def _scores(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
     columns = {head: part for head, part in columns.items() if part}
     if not columns:
         return None
+    counts = record.get("data", {}).get("counts", {})
+    searched = max((part["images"] for name, part in counts.items() if name != "train"), default=0)
     found = {name for part in columns.values() for name in part} - {"recall@1000"}
+    found = {name for name in found if not searched or tells_something(name, searched)}
     rows = [
         (_title(name), *(_percent(part.get(name)) for part in columns.values()))
         for name in sorted(found, key=score_position)
@@ -147,6 +150,16 @@ def score_position(name: str) -> tuple[int, str]:
         return int(name.removeprefix("recall@")), name
     known = list(_NAMES)
     return 10**9 + (known.index(name) if name in known else len(known)), name
+
+
+def tells_something(name: str, images: int) -> bool:
+    """Whether a score can be other than 1: among as many results as images all are found.
+
+    Args:
+        name: Such as "recall@100".
+        images: How many are searched.
+    """
+    return not (name.startswith("recall@") and score_position(name)[0] >= images)
 
 
 def _percent(value: object) -> str:

@@ -32,7 +32,7 @@ from .folder import images_to_index as images_to_index
 from .folder import open_model as open_model
 from .folder import recorded_config as recorded_config
 from .folder import run_calibration as run_calibration
-from .folder import run_split as run_split
+from .folder import run_reading as run_reading
 from .old_records import with_current_names as with_current_names
 from .planning import with_larger_views as with_larger_views
 from .refinement import load_refinement as load_refinement

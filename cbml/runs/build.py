@@ -104,8 +104,8 @@ def training_splits(config: RunConfig) -> Splits:
     return dataclasses.replace(splits, train=ImageDataset(splits.train.paths))
 
 
-def training_paths(run: str | Path) -> set[str] | None:
-    """Absolute paths of the images that a run was trained on; None where that is not known.
+def training_images(run: str | Path) -> ImageDataset | None:
+    """The images that a run was trained on; None where that is not known.
 
     Args:
         run: A run's folder; of a saved model or a backbone nothing is known.
@@ -114,10 +114,19 @@ def training_paths(run: str | Path) -> set[str] | None:
     if not (folder / "run.json").is_file():
         return None
     try:
-        images = training_splits(recorded_config(folder)).train
+        return training_splits(recorded_config(folder)).train
     except (BadData, OSError):  # the data is elsewhere now
         return None
-    return {os.path.abspath(path) for path in images.paths}
+
+
+def training_paths(run: str | Path) -> set[str] | None:
+    """Absolute paths of the `training_images` of a run.
+
+    Args:
+        run: As for `training_images`.
+    """
+    images = training_images(run)
+    return None if images is None else {os.path.abspath(path) for path in images.paths}
 
 
 def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:

@@ -1,8 +1,9 @@
 """What a run folder holds: its config, its model and its calibration."""
 
 import contextlib
+import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +42,24 @@ def images_to_index(config: RunConfig) -> str:
     return " ".join([shlex.quote(data.source), *options])
 
 
-def run_split(run: str | Path) -> dict[str, Any]:
-    """How a run splits images, as keywords of `list_images`; empty if `run` is not a run.
+def run_reading(
+    run: str | Path, source: Path | str, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Keywords of `list_images`: what is given, else as a run splits images and reads its own.
 
     Args:
         run: What the user gave: a run's folder, a saved model's, or a backbone's name.
+        source: The images to list.
+        given: Keywords that the user chose; None and False leave the choice to the run.
     """
-    folder = Path(run)
-    if not (folder / "run.json").is_file():
-        return {}
-    config = recorded_config(folder)
-    return {"seed": config.training.seed, "split_by": config.data.split}
+    reading: dict[str, Any] = {}
+    if (Path(run) / "run.json").is_file():
+        config = recorded_config(Path(run))
+        reading = {"seed": config.training.seed, "split_by": config.data.split}
+        if os.path.abspath(source) == os.path.abspath(config.data.source):
+            own = ("label_from", "path_column", "label_column", "allow_partial")
+            reading |= {name: getattr(config.data, name) for name in own}
+    return reading | {name: value for name, value in (given or {}).items() if value}
 
 
 @contextlib.contextmanager

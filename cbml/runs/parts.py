@@ -24,6 +24,7 @@ from cbml.runs.build import (
     draw_batches,
     proxy_weight,
     takes_loss,
+    training_images,
     training_splits,
 )
 from cbml.runs.config import RunConfig
@@ -82,6 +83,7 @@ def labeled_parts(config: RunConfig, start: Start) -> Parts:
     splits = training_splits(config)
     _check_classes(config, splits.train)
     _check_test(config, splits, start)
+    _note_known_to_start(config.model.start, splits)
     for note in splits.record.get("notes", ()):
         callback.on_message(note)
     config = _with_batch_sizes(config, splits.train, start)
@@ -203,6 +205,18 @@ def _held_out(
         splits.record.setdefault("notes", []).append(note)
         callback.on_message(note)
     return chosen, config.replace(training={"choose_by": config.training.choose_by or score})
+
+
+def _note_known_to_start(start: str | None, splits: Splits) -> None:
+    """Record where classes to be scored are named as some that the start was trained on."""
+    known = None if start is None else training_images(start)
+    scored = (splits.query or splits.test or splits.validation).class_names
+    if shared := len(set(scored) & set(known.class_names)) if known else 0:
+        splits.record.update(shared_classes=shared, scores_for="classes known to the start")
+        splits.record["notes"].append(
+            f"{shared:,} of {len(scored):,} classes to be scored have names of classes that "
+            f"{start} was trained on: scores are not for unseen classes"
+        )
 
 
 def unlabeled_parts(config: RunConfig, start: Start) -> Parts:

@@ -52,7 +52,7 @@ def report_run(
     that they were evaluated.
     """
     record, callback = read_record(folder), callback or Callback()
-    shared = splits.record.get("shared_classes")
+    shared = record.get("data", {}).get("shared_classes")
     unseen = "new images of known classes" if shared else "unseen classes"
     parts = [("training classes", splits.train), (f"{unseen}, held out", splits.validation)]
     test = splits.query if splits.test is None else splits.test
@@ -77,7 +77,7 @@ def report_run(
         if len(dataset.images.class_names) > 1:
             classes = _class_table(title, dataset, embeddings)
     calibration, note = _calibration(folder, record)
-    name = shlex.quote(str(folder))
+    name, gallery = (shlex.quote(str(path)) for path in (folder, folder / "gallery"))
     write_run_page(
         folder / "report.html",
         record,
@@ -88,8 +88,8 @@ def report_run(
         calibration=calibration,
         calibration_note=note,
         next_commands=(
-            f"cbml index {name} {images_to_index(recorded_config(folder))} --out gallery",
-            "cbml serve gallery --open",
+            f"cbml index {name} {images_to_index(recorded_config(folder))} --out {gallery}",
+            f"cbml serve {gallery} --open",
             f"cbml analyze {name}",
         ),
     )
@@ -225,6 +225,7 @@ Grid = Mapping[str, Mapping[str, SetAnalysis]]
 _BINS = 100
 # A ratio of fewer pairs than this on either side is noise.
 _FEWEST_PAIRS = 5
+_TELLING_BINS = 5  # with fewer, the axis is that of the Gaussians
 _MOMENTS = ("μ_P", "σ_P", "μ_N", "σ_N")
 _FITS = ("KS P", "KS N", "log-lik P", "best P", "log-lik N", "best N")
 _LOSSES = ("log loss prior", "log loss Gauss", "log loss free")
@@ -353,7 +354,11 @@ def _ratios(name: str, one: SetAnalysis) -> Markup:
     positive, negative = (c / max(c.sum(), 1) for c in (coarse.positive, coarse.negative))
     logs = np.log10(positive[enough] / negative[enough])
     counted = list(zip(coarse.centers[enough].tolist(), logs.tolist(), strict=True))
-    low, high = (counted[0][0], counted[-1][0]) if len(counted) > 1 else (-1.0, 1.0)
+    facts = one.statistics
+    low = max(facts.negative_mean - 2.0 * facts.negative_std, -1.0)
+    high = min(facts.positive_mean + 2.0 * facts.positive_std, 1.0)
+    if len(counted) >= _TELLING_BINS:
+        low, high = counted[0][0], counted[-1][0]
     exponents: list[tuple[Literal["linear", "quadratic"], Literal["positive", "negative"]]] = [
         ("linear", "positive"),
         ("quadratic", "negative"),
@@ -361,7 +366,7 @@ def _ratios(name: str, one: SetAnalysis) -> Markup:
     lines = []
     for exponent, color in exponents:
         try:
-            quadratic, slope, constant = one.statistics.ratio(exponent).negative
+            quadratic, slope, constant = facts.ratio(exponent).negative
         except BadData:
             continue  # the classes are not told apart, or hardly spread: nothing to draw
         points = [

@@ -104,8 +104,7 @@ def described(report: StepReport, *, short: bool = False) -> str:
     """The loss and its parts in a few words.
 
     Args:
-        short: Cut the names of the parts to three letters, and their numbers to two places.
+        short: Leave out the parts.
     """
-    letters, places = (3, 2) if short else (None, 3)
-    parts = " ".join(f"{name[:letters]} {value:.{places}f}" for name, value in report.terms.items())
-    return f"loss {report.loss:.{places}f}" + (f" ({parts})" if parts else "")
+    parts = " ".join(f"{name} {value:.3f}" for name, value in report.terms.items())
+    return f"loss {report.loss:.3f}" + (f" ({parts})" if parts and not short else "")

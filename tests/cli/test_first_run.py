@@ -1,7 +1,11 @@
 """What a first run says: spelling before torch, the start's scores, the lines that lead on."""
 
+import html
+import io
 import json
 import os
+import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,7 +20,7 @@ from cbml.cli import program_name
 from cbml.data import load
 from cbml.gallery import Gallery
 from cbml.progress import duration
-from cbml.training import read_record
+from cbml.training import ProgressCallback, StepReport, read_record
 from tests.fixtures import run_program as run
 from tests.training.small import class_folders
 
@@ -85,6 +89,7 @@ def test_the_end_shows_both_scores_and_leads_on(
     tested = next(line for line in lines if line.startswith("  test recall@1 "))
     assert f"{record['test']['recall@1']:.4f}" in tested
     assert tested.endswith(f"start {record['test_start']['recall@1']:.4f}")
+    assert not any(line.startswith("  test recall@1000 ") for line in lines), "of few images"
     assert any(f"look at it:  {out / 'report.html'}" in line for line in lines)
     assert any(f"index '{out}' {folder} --out '{out / 'gallery'}'" in line for line in lines)
     assert any(f"serve '{out / 'gallery'}' --open" in line for line in lines)
@@ -94,7 +99,10 @@ def test_the_end_shows_both_scores_and_leads_on(
     assert set(found["classes"]) <= {path.name for path in folder.iterdir()}
     of_classes = [row["recall@1"] for row in found["classes"].values()]
     assert of_classes == sorted(of_classes), "the worst first"
-    assert "<h2>Classes</h2>" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "<h2>Classes</h2>" in page
+    assert "Recall@100<" not in page, "there are fewer images"
+    assert f"serve '{out / 'gallery'}' --open" in html.unescape(page), "the lines of the end"
 
 
 def test_the_test_half_of_a_gallery_is_that_of_the_run(
@@ -113,6 +121,26 @@ def test_the_test_half_of_a_gallery_is_that_of_the_run(
     words = ["embed", str(out), str(folder), "--split", "test", "--out", str(tmp_path / "v.npz")]
     assert run(words) == 0
     assert set(np.load(tmp_path / "v.npz")["labels"].tolist()) == tested
+
+
+def test_a_run_reads_its_own_images_as_it_did_in_training(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flat, out, gallery = tmp_path / "flat", tmp_path / "run", tmp_path / "gallery"
+    flat.mkdir()
+    for number, path in enumerate(folder.rglob("*.png")):
+        shutil.copy(path, flat / f"kind-{path.parent.name}_{number}.png")
+    names = ["--label-from", "{label}_{n}"]
+    assert run(["train", str(flat), *SMALL, *names, "--out", str(out)]) == 0
+    wanted = {f"kind-{path.name}" for path in folder.iterdir()}
+    assert run(["index", str(out), str(flat), "--out", str(gallery)]) == 0
+    with Gallery(gallery) as opened:
+        assert {image.label for image in opened.images} == wanted
+    assert run(["embed", str(out), str(flat), "--out", str(tmp_path / "v.npz")]) == 0
+    assert set(np.load(tmp_path / "v.npz")["labels"].tolist()) == wanted
+    assert run(["index", str(out), str(folder), "--out", str(tmp_path / "other")]) == 0
+    with Gallery(tmp_path / "other") as opened:
+        assert {image.label for image in opened.images} == {path.name for path in folder.iterdir()}
 
 
 def test_a_training_that_did_not_help_says_so_in_its_last_line(
@@ -143,8 +171,52 @@ def test_two_runs_are_compared(
     assert found["scores"]["test recall@1"][1] is None
     assert found["scores"]["held-out map@r"][0] is not None
     assert run(["compare", str(one), str(two)]) == 0
-    assert "proxy_anchor" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "proxy_anchor" in shown
+    assert "recall@1000" not in shown, "of few images it can only be 1"
+    moved = tmp_path / "elsewhere, in a folder with a long name"
+    shutil.copytree(one, moved / "two")
+    assert run(["compare", str(two), str(moved / "two")]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[-2:] == [str(two), str(moved / "two")], "both are called two"
+    ends = {len(head), *(len(line) for line in lines if line.startswith("loss.name"))}
+    assert len(ends) == 1, "columns are as wide as what is in them"
     assert run(["compare", str(one), str(tmp_path)]) == 3
+
+
+def test_classes_that_the_start_has_seen_are_not_called_unseen(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--steps", "1", "--crop", "16"]
+    for name, words in {
+        "other seed": [str(folder), *SMALL, "--seed", "3"],
+        "next": [str(folder), *small, "--start", str(tmp_path / "other seed")],
+    }.items():
+        assert run(["train", *words, "--out", str(tmp_path / name)]) == 0
+    data = read_record(tmp_path / "next")["data"]
+    assert "have names of classes that" in capsys.readouterr().err
+    assert (data["scores_for"], data["shared_classes"] > 0) == ("classes known to the start", True)
+    assert "unseen" not in (tmp_path / "next" / "report.html").read_text().partition("Settings")[0]
+    same = [str(folder), *small, "--seed", "3", "--start", str(tmp_path / "other seed")]
+    assert run(["train", *same, "--out", str(tmp_path / "same split")]) == 0
+    assert read_record(tmp_path / "same split")["data"]["scores_for"] == "unseen classes"
+
+
+def test_a_bar_fits_into_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for name, value in {"COLUMNS": "80", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    shown = ProgressCallback()
+    shown.begin(9, 4000)
+    terms = {"positive": 2.18, "negative": 8.97, "variance": 0.01}
+    shown.step(StepReport(step=10, loss=11.17, terms=terms, images=120))
+    shown.end()
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert re.search(r"step .* +10/4000 loss 11\.170, \d+ images/s, .* left\b", plain), plain
 
 
 def test_ctrl_c_is_answered_at_once(folder: Path, tmp_path: Path) -> None:

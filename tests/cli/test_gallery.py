@@ -1,6 +1,7 @@
 """`cbml index`, `cbml search` and `cbml embed` as people run them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,17 @@ def test_search_table(capsys: pytest.CaptureFixture[str], gallery: Path, files: 
     assert code == 0
     assert out.count("class 1/0.png") >= 2
     assert "probability" not in out
+
+
+def test_names_are_whole_in_a_file(
+    capsys: pytest.CaptureFixture[str], saved: Path, tmp_path: Path, files: Path
+) -> None:
+    long = tmp_path / "p" / "a long name of a class" / ("x" * 90)
+    shutil.copytree(files / "class 1", long)
+    assert run(capsys, "index", saved, tmp_path / "p", "--out", tmp_path / "g")[0] == 0
+    _, out, _ = run(capsys, "search", tmp_path / "g", long / "0.png", "--k", 2)
+    assert f"{'x' * 90}/0.png" in out
+    assert "…" not in out
 
 
 def test_search_json_is_the_library(capsys: pytest.CaptureFixture[str], gallery: Path) -> None:

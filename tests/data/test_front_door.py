@@ -198,12 +198,19 @@ def test_a_stated_pattern(tmp_path: Path) -> None:
          "{label}_{camera}_{frame}_{frame}"),
         (["IMG_1", "IMG_2", "IMG_3", "IMG_4"], None),
         (["IMG_1", "IMG_2", "DSC_3", "DSC_4"], None),
+        (["tom9x9", "tom9x10", "kit9x11", "kit9x12"], "{label}{n}"),
         (["a", "b", "c", "d"], None),
         (["one_1", "two_1", "three_1", "four_1"], None),
     ],
 )  # fmt: skip
 def test_patterns_are_recognized_or_not(names: list[str], pattern: str | None) -> None:
     assert find_pattern([Path(f"{name}.jpg") for name in names]) == pattern
+
+
+def test_the_number_behind_a_label_is_a_whole_one(tmp_path: Path) -> None:
+    save_all(tmp_path, [f"{kind}{n}.png" for kind in ("tom", "cat2x") for n in (1, 10, 11)])
+    splits = load(tmp_path, labels="names", validation=0)
+    assert classes(splits.train) == {"tom", "cat2x"}
 
 
 def test_masks_need_two_signs(tmp_path: Path) -> None:
@@ -358,6 +365,34 @@ def test_check_never_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert problem in shown
         trained = f"next:  {program_name()} train {source} --labels none" in shown
         assert trained == (source == stray), "nothing to train on has no such command"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["run.json", "model/manifest.json"], "a run, not images; .*IMAGES --start .*--resume"),
+        (["manifest.json", "arrays-1.safetensors"], "a gallery, not images; .*cbml serve"),
+        (["manifest.json", "model-1.json"], "a saved model, not images"),
+    ],
+)
+def test_our_own_results_are_no_images(tmp_path: Path, files: list[str], said: str) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(BadData, match=said):
+        load(tmp_path)
+    assert load_anyway(tmp_path).record["problems"]
+
+
+def test_sizes_are_whole_pixels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, kind in enumerate("abcd"):
+        (tmp_path / kind).mkdir()
+        for n in range(2):
+            image = Image.new("RGB", (8 + n, 6), (40 * number, 90 * n, 0))
+            image.save(tmp_path / kind / f"{n}.png")
+    with pytest.raises(SystemExit):
+        main(["data", "check", str(tmp_path)])
+    assert "  8 x 6 pixels (median)" in capsys.readouterr().out
 
 
 def test_what_a_benchmark_lacks_is_named(
@@ -522,7 +557,9 @@ def test_masks_in_folders_of_their_own_are_one_line(tmp_path: Path) -> None:
     assert "left out: data/masks, 12 images in 4 folders, masks (" in notes(splits)
 
 
-def test_a_table_beside_its_images_is_pointed_to(tmp_path: Path) -> None:
+def test_a_table_beside_its_images_is_pointed_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_all(tmp_path, [f"photos/{n}.png" for n in range(4)])
     rows = [f"photos/{n}.png;{'ab'[n % 2]}" for n in range(4)]
     (tmp_path / "list.csv").write_text("\n".join(["file;kind", *rows]))
@@ -530,6 +567,9 @@ def test_a_table_beside_its_images_is_pointed_to(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("\n".join(["file;class", *rows]))
     wanted = f"list.csv has labels for 4 of these images; to use them, give {tmp_path / 'list.csv'}"
     assert wanted in notes(load(tmp_path))
+    with pytest.raises(SystemExit):
+        main(["data", "check", str(tmp_path)])
+    assert f"next:  {program_name()} train {tmp_path / 'list.csv'} " in capsys.readouterr().out
 
 
 def test_what_resembles_a_benchmark_is_trained_on_as_it(

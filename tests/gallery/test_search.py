@@ -53,6 +53,15 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
         yield opened
 
 
+def test_the_gallery_of_a_run_is_called_after_it(tmp_path: Path) -> None:
+    folder = tmp_path / "my run" / "gallery"
+    small.built(small.images(tmp_path / "p"), folder)
+    with Gallery(folder) as opened:
+        assert opened.name == "gallery"
+        (folder.parent / "run.json").write_text("{}")
+        assert opened.name == "my run"
+
+
 @pytest.mark.parametrize("depth", [search.DEPTH, 5])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_answers_are_those_of_plain_loops(

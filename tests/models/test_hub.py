@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import safetensors.torch
 import timm
+from PIL import Image
 
 import cbml
 
@@ -151,6 +152,13 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: tuple[type[Hub], str], tmp_
     card = handler.files["README.md"].decode()
     assert 'cbml.from_hub("somebody/birds")' in card
     assert "| backbone | conv4 |" in card
+    assert "None" not in card
+    for name in ("a.jpg", "b.jpg"):
+        Image.new("RGB", (40, 30), (90, 120, 30)).save(tmp_path / name)
+    lines = [line[4:] for line in card.splitlines() if line.startswith("    ")]
+    shown = ["import cbml, os", f"os.chdir({str(tmp_path)!r})", *lines, "print(similarity)"]
+    tried = run("\n".join(shown), address, tmp_path / "three")
+    assert float(tried.stdout) == pytest.approx(1.0), tried.stderr
 
     weights = next(name for name in handler.files if name.endswith(".safetensors"))
     content = handler.files[weights]

@@ -5,6 +5,8 @@ import importlib
 import inspect
 import pkgutil
 import re
+import subprocess
+import sys
 from types import ModuleType
 
 import pytest
@@ -41,6 +43,15 @@ def test_the_front_door_opens_to_every_name() -> None:
     assert set(cbml.__all__) <= set(dir(cbml))
     with pytest.raises(AttributeError, match="CBMLLos"):
         cbml.CBMLLos  # noqa: B018
+
+
+def test_packages_open_without_an_import_of_their_own() -> None:
+    # As the documents spell them; a process of its own, because here all are imported.
+    program = "import cbml\nprint(cbml.data.read_image, cbml.runs.examine, cbml.gallery.build)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def public_callables() -> list[tuple[str, object]]:

@@ -11,7 +11,7 @@ import pytest
 from cbml.bayes import MatchProbability, PairHistogram, PairStatistics
 from cbml.data import ImageDataset, Splits
 from cbml.models import Embedder, find_backbone
-from cbml.report import QueryTiles, Tile, line_chart, neighbor_tile, write_run_page
+from cbml.report import QueryTiles, Tile, line_chart, neighbor_tile, ratio_chart, write_run_page
 from cbml.runs.report import _calibration, pair_histogram, report_run
 from cbml.training import Run, read_metrics, read_record, update_record
 from cbml.training.records import Records
@@ -164,3 +164,10 @@ def test_a_calibration_that_was_altered_is_not_shown(tmp_path: Path) -> None:
     check, note = _calibration(tmp_path, {})
     assert check is None
     assert "damaged; write it again" in note
+
+
+def test_few_counted_ratios_do_not_stretch_the_axis() -> None:
+    chart = str(ratio_chart("one bin", [(0.5, 0.13)], [], (0.0, 1.0)))
+    ticks = [float(text) for text in re.findall(r">(-?[\d.]+)</text>", chart)]
+    assert min(ticks) <= -0.5
+    assert max(ticks) >= 0.5

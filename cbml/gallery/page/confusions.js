@@ -33,7 +33,7 @@ export async function build(state, info, signal) {
   add(found.confusions);
   const node = element("section", { "aria-label": "Confusions" },
     element("div", { class: "title" }, element("h2", {}, "Labels that are confused"),
-      element("span", { class: "soft" }, `${plural(found.errors, "query has", "queries have")} a nearest image of another label, in ${plural(found.total, "pair")} of labels`)),
+      element("span", { class: "soft" }, `the nearest image has another label for ${plural(found.errors, "query", "queries")}, in ${plural(found.total, "pair")} of labels`)),
     list, element("div", { class: "onward" }, more));
   return { node, shown, said: `${plural(found.total, "pair")} of labels are confused` };
 }

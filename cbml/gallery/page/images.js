@@ -194,7 +194,7 @@ function unlikely({ results: found }) {
   const best = Math.max(...found.map((image) => image.probability ?? Infinity));
   if (!found.length || best >= 0.5) return null;
   return element("p", { class: "unlikely", role: "note" }, element("b", {}, "Nothing here is likely to show the same thing."),
-    ` The best chance of a result is ${percent(best)}.`);
+    ` The most probable result has a chance of ${percent(best)}.`);
 }
 
 function nearest(state, found) {

@@ -11,7 +11,7 @@ export function tile(image) {
     element("div", { class: "frame" }, small(image)),
     known(rank) && element("span", { class: "rank", "aria-hidden": "true" }, count(rank)),
     verdict && element("span", { class: "verdict", "aria-hidden": "true" }, relevant ? "✓" : "✗"),
-    image.duplicate && element("span", { class: "copy", "aria-hidden": "true" }, "≈ duplicate"));
+    image.duplicate && element("span", { class: "copy", "aria-hidden": "true" }, "≈", element("span", { class: "word" }, " duplicate")));
   return element("li", { class: `tile ${verdict}` }, link, caption(image));
 }
 

@@ -35,7 +35,7 @@ export async function build(state, info, signal) {
   const node = element("section", { "aria-label": "Worst queries" },
     element("div", { class: "title" }, element("h2", {}, perfect ? "No query fails" : "Worst queries first"),
       element("span", { class: "soft" }, perfect ? `Each of ${plural(found.total, "query", "queries")} finds all images of its label before any other.`
-        : `${plural(found.total, "query", "queries")} by average precision; what each found instead follows`)),
+        : `${plural(found.total, "query", "queries")} by average precision, each with what it found instead`)),
     list, element("div", { class: "onward" }, more));
   return { node, shown, said: "Worst queries first" };
 }

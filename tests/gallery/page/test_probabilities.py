@@ -67,7 +67,7 @@ def test_the_header_says_what_was_tested_and_what_was_trained_on(
     page = visit.open(wait=".tile")
     check = visit.api("info")["probability_check"]
     words = page.locator("#about").inner_text()
-    assert f"tested on {check['results']:,} results" in words
+    assert f"tested on {check['results']:,} search results" in words
     assert f"{100 * check['error']:.1f} points off" in words
     assert "classes held out of training" in words
     assert "Whether training images are among these is not known." in words
