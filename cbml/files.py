@@ -24,9 +24,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cbml.errors import DamagedFile, FolderInUse
+from cbml.errors import BadData, DamagedFile, FolderInUse
 
 __all__ = [
+    "check_name",
     "consistent",
     "load_folder",
     "locked",
@@ -144,6 +145,18 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_name(folder: Path) -> None:
+    """Refuse a folder whose name is no text: safetensors reads nothing there that it has written.
+
+    Args:
+        folder: Where something is to be saved.
+    """
+    try:
+        os.fspath(folder.absolute()).encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadData(f"{folder}: its name is not UTF-8; choose another folder") from None
+
+
 def save_folder(
     folder: Path, kind: str, parts: Mapping[str, Writer], metadata: Mapping[str, object]
 ) -> None:
@@ -155,6 +168,8 @@ def save_folder(
         parts: Name -> function that writes that part to the path it is given.
         metadata: Plain values to keep in the manifest.
     """
+    if any(name.endswith(".safetensors") for name in parts):
+        check_name(folder)
     with locked(folder):
         _delete_abandoned(folder)
         replaced = _named_files(folder)
@@ -284,7 +299,8 @@ def _named_files(folder: Path) -> set[str]:
 
 def _json_text(value: object) -> str:
     text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
-    return text + "\n"
+    # A name of a file may hold bytes that are no text, which JSON can only carry escaped.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n"
 
 
 def _digest(manifest: Mapping[str, object]) -> str:

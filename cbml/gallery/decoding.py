@@ -77,10 +77,13 @@ class ImageDecoder:
     def warm_up(self) -> None:
         """Start every process, so that the first upload does not wait for it."""
         idle = [self._idle.get() for _ in range(self.processes)]
-        started = [_start() if process is None else process for process in idle]
+        started = list(idle)
+        with contextlib.suppress(DecodingFailed):  # the first upload will hear of it
+            for place, process in enumerate(idle):
+                started[place] = process or _start()
         for before, process in zip(idle, started, strict=True):
-            if before is None:
-                with contextlib.suppress(DecodingFailed):  # the first upload will hear of it
+            if process is not before and process is not None:
+                with contextlib.suppress(DecodingFailed):
                     _wait_until_ready(process)
             self._idle.put(process)
 
@@ -136,22 +139,29 @@ def _wait_until_ready(process: subprocess.Popen[bytes]) -> None:
         with _within(process, START_SECONDS, "starting to decode"):
             _receive(process.stdout)
     except DecodingFailed as failure:
-        # Killed, or no memory for it: the image is not to blame.
-        raise DecodingFailed("nothing to decode it with; try again", status=503) from failure
+        raise _no_decoder() from failure
+
+
+def _no_decoder() -> DecodingFailed:
+    """Killed, or no memory or file left for it: the image is not to blame."""
+    return DecodingFailed("nothing to decode it with; try again", status=503)
 
 
 def _start() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "cbml.gallery.decoding"]
     # One thread each: the cores belong to the searches.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,  # Ctrl-C is for the service, which ends them in order
-    )
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the service, which ends them in order
+        )
+    except OSError as failure:
+        raise _no_decoder() from failure
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -184,4 +184,5 @@ def _write_parquet(path: Path, columns: dict[str, list[str]], vectors: NDArray[n
     except ImportError:
         raise MissingExtra("pyarrow", "table") from None
     rows = pyarrow.FixedSizeListArray.from_arrays(vectors.reshape(-1), vectors.shape[1])
-    parquet.write_table(pyarrow.table({**columns, "vector": rows}), path)
+    with path.open("wb") as file:  # its name need not be text
+        parquet.write_table(pyarrow.table({**columns, "vector": rows}), file)

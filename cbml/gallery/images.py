@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ from cbml.files import sha256, write_csv
 
 Split = Literal["all", "train", "test"]
 SPLITS: tuple[Split, ...] = ("all", "train", "test")
-_NO_TEXT = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are no UTF-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +122,11 @@ def list_images(
 
 
 def shown(text: str) -> str:
-    """Text that every encoding can carry: bytes of a file name that are not UTF-8 become �."""
-    return _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
+    """Text that every encoding can carry: bytes of a file name that are not UTF-8 become \\udcff.
+
+    Two names stay two: one sign for all such bytes would make one class of several.
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def write_bad_images(path: Path, bad: tuple[tuple[str, str], ...]) -> None:

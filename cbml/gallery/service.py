@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from collections import deque
@@ -299,13 +300,15 @@ class _ImpatientProtocol(H11Protocol):
     most of them 5 s: who closes last never cuts off a request that is on its way.
     """
 
+    room: ClassVar[int] = 4 * SILENT  # files that this process may open; `serve_app` counts them
     _silent: ClassVar[dict["_ImpatientProtocol", None]] = {}  # oldest first
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._watch()
-        if len(self._silent) > SILENT:
+        many = len(self.connections) > self.room // 2
+        if self._silent and (many or len(self._silent) > min(SILENT, self.room // 4)):
             oldest = next(iter(self._silent))
             oldest._stop_watching()
             oldest.transport.close()
@@ -354,6 +357,16 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
+def _room() -> int:
+    """How many files this process may still open."""
+    try:
+        import resource
+    except ImportError:  # Windows does not count connections among files
+        return _ImpatientProtocol.room
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _ImpatientProtocol.room if limit < 0 else limit - len(os.listdir("/dev/fd"))
+
+
 def serve_app(app: ASGIApp, listening: socket.socket, *, started: Callable[[], None]) -> None:
     """Answer requests until SIGINT or SIGTERM; those under way are finished first.
 
@@ -362,8 +375,11 @@ def serve_app(app: ASGIApp, listening: socket.socket, *, started: Callable[[], N
         listening: As `listen` gave it.
         started: Called when the first request can be answered.
     """
+    _ImpatientProtocol.room = room = _room()
     config = uvicorn.Config(
         app,
+        # As many are accepted at once. With no file left, asyncio would write thousands of lines.
+        backlog=max(1, min(512, room // 4)),
         http=_ImpatientProtocol,
         ws="none",
         lifespan="off",

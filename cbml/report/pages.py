@@ -152,7 +152,7 @@ def write_page(path: Path, template: str, *, title: str, **content: Any) -> None
     """
     page = _environment().get_template(template).render(title=title, **content)
     with replaced_file(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cbml.bayes import MatchProbability
 from cbml.errors import BadData
-from cbml.files import locked
+from cbml.files import check_name, locked
 from cbml.models import BACKBONES, Embedder
 from cbml.runs.config import RunConfig
 from cbml.training import Distributed, read_record
@@ -73,6 +73,7 @@ def hold_run(folder: Path, distributed: Distributed | None = None) -> Iterator[N
     with contextlib.ExitStack() as stack:
 
         def take() -> Tensor:
+            check_name(folder)
             stack.enter_context(locked(folder, wait=0))
             return torch.zeros(1)
 

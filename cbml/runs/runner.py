@@ -199,15 +199,9 @@ def _finish(
     scores = before = None
     if test:
         scores, before = _test(folder, parts, fitted, distributed, callback)
-    if parts.config.data.labels == "each":
-        _cluster(parts, distributed)
-    if parts.study is not None:
-        found_labels = parts.study(model, parts.batches.images.known_labels)
-        if distributed.is_main_process:
-            update_record(folder, {"study": dict(found_labels)})
+    with _optional(callback, "clusters.csv", f"cbml train --resume {folder}"):
+        _note_clusters(folder, parts, distributed)
     if distributed.is_main_process:
-        if parts.config.data.labels != "known":
-            _write_clusters(folder / "clusters.csv", parts.batches)
         with _optional(callback, "report.html", f"cbml evaluate {folder}"):
             report_run(folder, model, _reported(parts), callback)
     return scores, before
@@ -273,6 +267,18 @@ def _reported(parts: Parts) -> Splits:
     study = parts.config.pseudo_labels.study
     held_out = parts.splits.validation if study else ImageDataset(())
     return dataclasses.replace(parts.splits, train=parts.batches.images, validation=held_out)
+
+
+def _note_clusters(folder: Path, parts: Parts, distributed: Distributed) -> None:
+    """What a run without labels has to say of its images."""
+    if parts.config.data.labels == "each":
+        _cluster(parts, distributed)
+    if parts.study is not None:
+        found_labels = parts.study(parts.model, parts.batches.images.known_labels)
+        if distributed.is_main_process:
+            update_record(folder, {"study": dict(found_labels)})
+    if distributed.is_main_process and parts.config.data.labels != "known":
+        _write_clusters(folder / "clusters.csv", parts.batches)
 
 
 def _cluster(parts: Parts, distributed: Distributed) -> None:

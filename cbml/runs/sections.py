@@ -193,6 +193,11 @@ class TrainingConfig(Section, LoopSettings):
     choose_by: str | None = None
     tensorboard: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.seed < 2**31:  # what every library takes
+            raise BadData(f"training.seed must be in [0, {2**31}), got {self.seed}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PseudoLabelConfig(Section):

@@ -160,6 +160,8 @@ def join_processes() -> Iterator[Distributed]:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield Distributed()
         return
+    if end_with_torchrun := _end_with_parent():
+        end_with_torchrun()  # else nobody would be left who passes Ctrl-C on
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -249,6 +251,10 @@ def run_processes(count: int, words: Sequence[str], how_to_resume: str) -> int:
     if said is not None:
         say(said["text"])
         return int(said["code"])
+    if code < 0:
+        name = signal.Signals(-code).name
+        say(f"cbml: torchrun was ended by {name}; resume with:  {how_to_resume}")
+        return 1
     return code
 
 
@@ -278,7 +284,7 @@ def _watched(command: list[str], environment: dict[str, str], word: Path) -> tup
         env=environment,
         start_new_session=True,
         stderr=subprocess.PIPE,
-        preexec_fn=_end_with_launcher(),  # noqa: PLW1509 - one system call, looked up before
+        preexec_fn=_end_with_parent(),  # noqa: PLW1509 - one system call, looked up before
     )
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -296,8 +302,8 @@ def _watched(command: list[str], environment: dict[str, str], word: Path) -> tup
         _end_session(child.pid)
 
 
-def _end_with_launcher() -> Callable[[], object] | None:
-    """What a new process does to be sent SIGTERM when the launcher dies; None but on Linux."""
+def _end_with_parent() -> Callable[[], object] | None:
+    """What a new process does to be sent SIGTERM when its parent dies; None but on Linux."""
     if not sys.platform.startswith("linux"):
         return None
     control = ctypes.CDLL(None).prctl

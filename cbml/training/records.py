@@ -90,8 +90,8 @@ class Run:
         config: Every choice of the run as plain values, nested or not. It is kept in checkpoints
             and compared when a run is resumed.
         free: Dotted names within `config`, such as "data.workers", that may differ then.
-        derived: Names of files, and of entries of run.json, that speak of the trained model: they
-            are deleted before another one takes its place.
+        derived: Names of files, each with a suffix, and of entries of run.json, none with one, that
+            speak of the trained model: they are deleted before another one takes its place.
     """
 
     folder: Path
@@ -148,7 +148,8 @@ class Records:
         if self.folder is None or known == step:
             return
         for name in self._derived:
-            (self.folder / name).unlink(missing_ok=True)
+            if Path(name).suffix:  # a file "test" is not ours, nor is a folder of that name
+                (self.folder / name).unlink(missing_ok=True)
         spoken = {"steps_done", "best_step", "best_score", *self._derived}
         if spoken & self.record.keys():
             self.record = {key: self.record[key] for key in self.record.keys() - spoken}

@@ -7,6 +7,8 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 from cbml.errors import BadData, check_choice
 
+MOST = 10**9 - 1  # the names of checkpoints have nine digits, and are put in order by them
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
@@ -115,6 +117,8 @@ class Settings(LoopSettings, OptimizerSettings):
 
     def _at_least(self, name: str, least: float) -> None:
         value = getattr(self, name)
+        if isinstance(value, int) and value > MOST:
+            raise BadData(f"{name} must be at most {MOST}, got {value}")
         if value is not None and not (math.isfinite(value) and value >= least):
             raise BadData(f"{name} must be at least {least}, got {value}")
 

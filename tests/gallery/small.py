@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,9 +50,12 @@ def built(
 
 
 @contextlib.contextmanager
-def server(gallery: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A real `cbml serve` on a free port of this machine, and that port."""
-    command = [sys.executable, "-m", "cbml", "serve", str(gallery), "--port", "0", *options]
+def server(
+    gallery: Path, *options: str, before: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A real `cbml serve` on a free port of this machine, and that port; `before` starts it."""
+    serve = [sys.executable, "-m", "cbml", "serve", str(gallery), "--port", "0"]
+    command = [*before, *serve, *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

@@ -286,3 +286,24 @@ def test_it_stops_in_order(served: tuple[subprocess.Popen[str], int]) -> None:
     assert stopped(process, signal.SIGTERM) == 143
     with pytest.raises(httpx.ConnectError):
         get(port, "/health")
+
+
+def test_a_service_that_may_open_few_files_answers(gallery_folder: Path) -> None:
+    """Idle connections leave it some, or it would accept nobody and say so without end."""
+    few = ["sh", "-c", 'ulimit -n 60 && exec "$@"', "sh"]
+    with small.server(gallery_folder, before=few) as (process, port):
+        address = ("127.0.0.1", port)
+        idle = [socket.create_connection(address, timeout=60) for _ in range(60)]
+        try:
+            with httpx.Client(timeout=20, trust_env=False) as client:
+                base, headers = f"http://127.0.0.1:{port}", {"content-type": "image/png"}
+                assert client.get(f"{base}/health").status_code == 200
+                search = f"{base}{API}/search?k=3"
+                found = client.post(search, content=image_bytes(5), headers=headers)
+                assert found.status_code == 200
+            process.terminate()
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
+        finally:
+            for one in idle:
+                one.close()

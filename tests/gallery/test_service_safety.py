@@ -166,14 +166,16 @@ def test_a_decoder_that_takes_too_long_is_ended_and_replaced() -> None:
         decoder.close()
 
 
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere"], ids=["ends", "is missing"])
 def test_a_decoder_that_cannot_be_started_is_not_the_fault_of_the_image(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     preprocessing = [small.model().describe()["preprocessing"]]
     decoder = ImageDecoder(processes=1)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "executable", "/bin/false")
+            patch.setattr(sys, "executable", program)
+            decoder.warm_up()
             with pytest.raises(DecodingFailed, match="try again") as failure:
                 decoder.decode(image_bytes(), preprocessing)
         assert failure.value.status == 503

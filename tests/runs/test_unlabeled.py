@@ -12,7 +12,7 @@ import torch
 from cbml.data import ImageDataset
 from cbml.methods import METHODS
 from cbml.models import Embedder
-from cbml.runs import RunConfig, parse_overrides, training_splits, with_larger_views
+from cbml.runs import RunConfig, parse_overrides, runner, training_splits, with_larger_views
 from cbml.training import read_metrics, read_record
 from tests.fixtures import run_program as run
 
@@ -55,6 +55,24 @@ def labeled(images: ImageDataset, tmp_path: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes() + bytes(number))
     return root
+
+
+def test_the_table_of_clusters_cannot_fail_the_run(
+    flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_write_clusters", full)
+        assert run(["train", str(flat), "--labels", "none", *SMALL, "--out", str(out)]) == 0
+    again = f"cbml train --resume {out}"
+    said = capsys.readouterr().err
+    assert f"no clusters.csv: [Errno 28] No space left on device; to try again:  {again}" in said
+    assert (out / "report.html").exists()
+    assert run(again.split()[1:]) == 0
+    assert (out / "clusters.csv").exists()
 
 
 def test_a_folder_of_images_is_all_it_takes(

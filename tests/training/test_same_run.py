@@ -207,6 +207,7 @@ def test_what_was_noted_of_a_model_goes_when_the_run_gets_another(
     extended(images, tmp_path, 4)
     update_record(tmp_path, {"test": {"recall@1": 0.5}, "test_evaluations": 3})
     (tmp_path / "calibration.json").write_text("of the model of step 4")
+    (tmp_path / "test").mkdir()  # not ours, though an entry of the record has this name
     extended(images, tmp_path, 4)
     assert (tmp_path / "calibration.json").exists(), "the same model"
     record = read_record(tmp_path)
@@ -219,6 +220,7 @@ def test_what_was_noted_of_a_model_goes_when_the_run_gets_another(
     assert not {"best_step", "best_score", "steps_done", "test"} & record.keys()
     assert record["test_evaluations"] == 3
     assert not (tmp_path / "calibration.json").exists()
+    assert (tmp_path / "test").exists()
 
     extended(images, tmp_path, 12)
     record = read_record(tmp_path)
