@@ -48,7 +48,6 @@ from cbml.training import Distributed, Method, check_batch_shape, keep_freed_mem
 from cbml.training import build_batches as build_training_batches
 
 _SPLITS = {(name,) for name in SPLIT_NAMES}
-_PROXY_WEIGHT = 0.5  # see docs/recipe.md
 
 
 def load_splits(config: RunConfig) -> Splits:
@@ -216,19 +215,12 @@ def build_run_loss(config: RunConfig, classes: int) -> nn.Module:
     if ":" in name:
         name = import_class(name, "loss")
     size, seed, options = config.model.dim, config.training.seed, dict(config.loss.options)
-    if proxy_weight(config):
-        options["proxy_weight"] = proxy_weight(config)
+    if config.proxy_weight:
+        options["proxy_weight"] = config.proxy_weight
     try:
         return build_loss(name, options, classes=classes, dim=size, seed=seed)
     except (TypeError, ValueError) as error:
         raise BadData(str(error)) from None
-
-
-def proxy_weight(config: RunConfig) -> float:
-    """The weight of the proxies beside the pairs, where the config leaves it open too."""
-    if config.loss.proxy_weight is not None:
-        return config.loss.proxy_weight
-    return _PROXY_WEIGHT if config.loss.name == "cbml" and config.method.name is None else 0.0
 
 
 def build_method(config: RunConfig, classes: int, *, images: int) -> nn.Module:
@@ -252,7 +244,7 @@ def build_method(config: RunConfig, classes: int, *, images: int) -> nn.Module:
     plain = LossConfig(parameters=config.loss.parameters, proxy_weight=config.loss.proxy_weight)
     if not has_loss and config.loss != plain:
         raise BadData(f"--loss {config.loss.name}: {name} has its own loss; leave --loss out")
-    if not has_loss and proxy_weight(config):
+    if not has_loss and config.proxy_weight:
         raise BadData(f"proxy_weight: {name} has its own loss; leave it out")
     if not has_loss and config.loss.parameters == "from-data":
         raise BadData(f"parameters=from-data: {name} has its own loss; leave it out")

@@ -232,6 +232,13 @@ class RunConfig:
         }
 
     @property
+    def proxy_weight(self) -> float:
+        """Weight of the proxies beside the pairs; where it is open, 0.5 beside CBML alone."""
+        if self.loss.proxy_weight is not None:
+            return self.loss.proxy_weight
+        return 0.5 if self.loss.name == "cbml" and self.method.name is None else 0.0
+
+    @property
     def settings(self) -> "Settings":
         """The choices of the training loop, as `cbml.fit` takes them."""
         from cbml.training import Settings

@@ -22,7 +22,6 @@ from cbml.runs.build import (
     build_model,
     build_run_loss,
     draw_batches,
-    proxy_weight,
     takes_loss,
     training_images,
     training_splits,
@@ -92,9 +91,8 @@ def labeled_parts(config: RunConfig, start: Start) -> Parts:
     check_training_set(method, draw_batches(config, splits.train, distributed))
     model = build_model(with_crop(config), method)
     _check_model(config, model, method)
-    batch = int(config.training.classes_per_batch or 0) * int(
-        config.training.samples_per_class or 0
-    )
+    sizes = config.training
+    batch = (sizes.classes_per_batch or 0) * (sizes.samples_per_class or 0)
     config, plan = _planned(config, model, method, splits, batch, start)
     batches = build_batches(config, splits.train, distributed, callback.progress("images read"))
     held_out, config = _held_out(config, splits, callback)
@@ -325,7 +323,7 @@ def with_chosen_parameters(config: RunConfig) -> RunConfig:
     Estimating is the better start for CBML without a ratio of its own on a pretrained network.
     Similarities of an untrained one tell nothing of the classes.
     """
-    config = config.replace(loss={"proxy_weight": proxy_weight(config)})
+    config = config.replace(loss={"proxy_weight": config.proxy_weight})
     if config.loss.parameters != "default":
         return config
     source = config.model.weights

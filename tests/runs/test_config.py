@@ -10,7 +10,6 @@ import pytest
 
 from cbml.errors import BadData
 from cbml.runs import FLAT_KEYS, SECTIONS, RunConfig, parse_overrides
-from cbml.runs.build import proxy_weight
 from cbml.training import Settings
 
 
@@ -96,11 +95,11 @@ def test_the_recipe_with_labels_is_not_the_papers() -> None:
     assert (ours.augmentation.min_area, ours.optimizer.ema) == (0.5, 0.15)
     assert (unlabeled.augmentation.min_area, unlabeled.optimizer.ema) == (0.16, 0.0)
     assert RunConfig("x", optimizer={"ema": 0.0}).optimizer.ema == 0.0, "what is given wins"
-    assert proxy_weight(ours) == 0.5
-    assert proxy_weight(unlabeled) == 0.0
-    assert proxy_weight(ours.replace(loss="margin")) == 0.0, "it has parameters of its own"
-    assert proxy_weight(ours.replace(method="hdc")) == 0.0
-    assert proxy_weight(RunConfig("x", loss={"proxy_weight": 0.0})) == 0.0
+    assert ours.proxy_weight == 0.5
+    assert unlabeled.proxy_weight == 0.0
+    assert ours.replace(loss="margin").proxy_weight == 0.0, "it has parameters of its own"
+    assert ours.replace(method="hdc").proxy_weight == 0.0
+    assert RunConfig("x", loss={"proxy_weight": 0.0}).proxy_weight == 0.0
 
 
 def test_no_flat_key_means_two_fields() -> None:
