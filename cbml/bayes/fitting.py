@@ -20,6 +20,9 @@ from cbml.query_gallery import QueryGallery
 
 Numbers = NDArray[np.float64]
 
+# What people see of a list.
+FIRST_RESULTS = 10
+
 # The cohorts of so many results are looked up to fit to: each costs a search.
 RESULT_COHORTS = 8192
 
@@ -138,7 +141,10 @@ class FittedOdds(NamedTuple):
 
 
 def fit_odds(query_gallery: QueryGallery, cohort: tuple[int, int], *, seed: int) -> FittedOdds:
-    """The odds that hold best on classes left out.
+    """The odds of the first results that hold best on classes left out.
+
+    Far down a list similarities mean something else than among the first results, which people
+    look at. More than the first ten are fitted to only where hardly any of them is irrelevant.
 
     Args:
         cohort: Begin and end of the ranks of the cohort.
@@ -146,7 +152,25 @@ def fit_odds(query_gallery: QueryGallery, cohort: tuple[int, int], *, seed: int)
     """
     neighbors = nearest_neighbors(query_gallery, cohort[1], seed=seed)
     means = mean_of_cohort(neighbors.similarities, cohort, 0.0)
-    ranks, counts = ranks_to_fit(neighbors.similarities.shape[1])
+    depth, deepest = FIRST_RESULTS, neighbors.similarities.shape[1]
+    while depth < deepest:
+        try:
+            return _fit_to_first(query_gallery, cohort, neighbors, means, depth, seed)
+        except BadData:
+            depth *= 2
+    return _fit_to_first(query_gallery, cohort, neighbors, means, deepest, seed)
+
+
+def _fit_to_first(
+    query_gallery: QueryGallery,
+    cohort: tuple[int, int],
+    neighbors: Neighbors,
+    means: Numbers,
+    depth: int,
+    seed: int,
+) -> FittedOdds:
+    """The odds that hold best for so many first results of each query."""
+    ranks, counts = ranks_to_fit(depth)
     neighbors = neighbors.at(ranks)
     shape = neighbors.similarities.shape
     features = np.empty((2, *shape))

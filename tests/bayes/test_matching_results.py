@@ -100,6 +100,45 @@ def test_large_sets_look_up_only_some_results(monkeypatch: pytest.MonkeyPatch) -
     whole = MatchProbability.fit(*lopsided(0))
     monkeypatch.setattr(fitting, "RESULT_COHORTS", 900)
     part = MatchProbability.fit(*lopsided(0))
-    assert asked[0] == 960 * 20
+    assert asked[0] == 960 * fitting.FIRST_RESULTS
     assert 450 < asked[1] <= 900 + 20
     assert part.by_query == whole.by_query
+
+
+def large_classes(spread: float) -> tuple[Any, Any]:
+    """Classes of 60 images, each a cloud of its own size."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 60)
+    sizes = random.uniform(0.4, 1.6, size=(12, 1))
+    noise = spread * sizes[labels] * random.normal(size=(720, 16))
+    return random.normal(size=(12, 16))[labels] + noise, labels
+
+
+def test_the_first_ten_results_are_what_is_fitted_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, labels = large_classes(1.6)
+
+    def error_of_first_ten() -> float:
+        fitted = MatchProbability.fit(rows, labels)
+        found = neighbors_of(rows, fitted.depth)
+        means = fitted.result_cohort_mean(rows, found.indices[:, :10])
+        said = fitted.probability(
+            found.similarities[:, :10],
+            cohort_mean=fitted.cohort_mean(found.similarities),
+            result_cohort_mean=means,
+            own=True,
+        )
+        seen = found.relevant(labels)[:, :10]
+        return Reliability.of(said, seen * 1.0, ~seen * 1.0).ece
+
+    first = error_of_first_ten()
+    monkeypatch.setattr(fitting, "FIRST_RESULTS", 10**6)
+    assert first < 0.02 < error_of_first_ten()
+
+
+def test_where_all_first_results_are_relevant_more_are_fitted_to() -> None:
+    rows, labels = large_classes(0.2)
+    found = neighbors_of(rows, 70)
+    assert found.relevant(labels)[:, :40].all()
+    fitted = MatchProbability.fit(rows, labels)
+    said = fitted.probability(found.similarities, cohort_mean=np.full((720, 1), 0.0))
+    assert said[:, 0].min() > 0.9
