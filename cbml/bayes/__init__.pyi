@@ -2,6 +2,7 @@ from .analysis import SetAnalysis as SetAnalysis
 from .analysis import analyze_set as analyze_set
 from .analysis import check_posteriors as check_posteriors
 from .analysis import check_results as check_results
+from .analysis import probability_for as probability_for
 from .calibration import Reliability as Reliability
 from .match_probability import MatchProbability as MatchProbability
 from .pairs import PairHistogram as PairHistogram

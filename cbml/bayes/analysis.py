@@ -1,5 +1,6 @@
 """Everything that the similarities of one set of images tell, as numbers."""
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from cbml.query_gallery import Labels, Matrix, QueryGallery
 
 # Ranks up to which search results are checked; what a page shows is among them.
 SHOWN = (1, 5, 10)
+# Images that share a label: with fewer, chance decides; more take long to search for.
+_FEWEST_TO_TELL, _MOST_TO_SEARCH = 50, 20_000
 Numbers = NDArray[np.float64]
 
 
@@ -196,3 +199,33 @@ def check_results(
     )
     relevant = found.relevant(query_gallery.codes, query_gallery.searched_codes)
     return {k: Reliability.of(confidence[:, :k], relevant[:, :k], ~relevant[:, :k]) for k in SHOWN}
+
+
+def probability_for(
+    probability: MatchProbability, embeddings: Matrix, labels: Labels
+) -> MatchProbability | None:
+    """`MatchProbability.for_gallery`; None where its labels show that it says less than nothing.
+
+    Weights of other classes are checked where labels can tell: if they are further off than the
+    share of relevant results, said of each, then they mislead.
+
+    Args:
+        probability: Fitted to other classes than these.
+        embeddings: What will be searched. (N, D)
+        labels: One per row. (N,)
+    """
+    ready = probability.for_gallery(embeddings, labels)
+    sizes = np.unique(np.asarray(labels), return_counts=True)[1]
+    own = ready.by_query.line != ready.source  # fitted to these labels
+    if own or not _FEWEST_TO_TELL <= sizes[sizes > 1].sum() <= _MOST_TO_SEARCH:
+        return ready
+    check = check_results(ready, embeddings, labels)[10]
+    share = float(np.average(check.accuracy, weights=check.counts))
+    if check.brier <= share * (1.0 - share):
+        return ready
+    warnings.warn(
+        "no match probabilities: those of the model's held-out classes are "
+        f"{100 * check.ece:.0f} points off for these labels",
+        stacklevel=2,
+    )
+    return None

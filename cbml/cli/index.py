@@ -130,7 +130,7 @@ def verb(
         return
     _print_result(out, built)
     if groups is not None:
-        print(f"  {groups:,} groups of near-duplicates: {near_duplicates}")
+        print(f"  groups of near-duplicates: {groups:,}, listed in {near_duplicates}")
 
 
 def _build(

@@ -318,10 +318,12 @@ class GalleryBuilder:
             return
         if before is not None and before.source == calibration.source and not self.changed:
             return
+        from cbml.bayes import probability_for  # here, since it brings scikit-learn: seconds
+
         known = tuple(image for image in state.images if image.label is not None)
         if len(known) >= MOSTLY_LABELED * len(state.images):
             labels = np.array([image.label for image in known])
-            fitted = calibration.for_gallery(self.store.vectors(_ids(known)), labels)
+            fitted = probability_for(calibration, self.store.vectors(_ids(known)), labels)
         else:
             fitted = calibration.for_gallery(self.store.vectors(_ids(state.images)))
         self.state = dataclasses.replace(state, calibration=fitted)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cbml import MatchProbability
-from cbml.bayes import Reliability, check_results
+from cbml.bayes import Reliability, check_results, probability_for
 from cbml.bayes.calibration import Odds
 from cbml.errors import BadData
 from tests.bayes.cases import Set, crowded, neighbors_of
@@ -133,3 +133,19 @@ def test_for_gallery_without_labels_keeps_the_expected_number(fitted: MatchProba
     for wrong in (0.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="positives must be a finite number above zero"):
             fitted.for_gallery(rows, positives=wrong)
+
+
+def test_probabilities_that_mislead_about_known_labels_are_left_out() -> None:
+    def rows(classes: int, common: float, noise: float) -> tuple[Any, Any]:
+        random = np.random.default_rng(classes)
+        labels = np.repeat(np.arange(classes), 8)
+        drawn = random.normal(size=(classes, 32))[labels] + common * random.normal(size=32)
+        drawn += noise * random.normal(size=drawn.shape)
+        return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32), labels
+
+    many, few = (MatchProbability.fit(*rows(classes, 0.0, 1.0)) for classes in (6, 2))
+    assert probability_for(many, *rows(12, 0.0, 1.0)) is not None
+    for fitted, common, noise in ((few, 0.0, 1.0), (many, 3.0, 0.5)):
+        with pytest.warns(UserWarning, match=r"no match probabilities: .* points off"):
+            assert probability_for(fitted, *rows(12, common, noise)) is None
+    assert probability_for(few, *rows(5, 3.0, 0.5)) is not None, "too few images to tell"

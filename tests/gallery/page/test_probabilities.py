@@ -94,7 +94,7 @@ def test_probabilities_fitted_to_the_gallery_are_told_from_others(tmp_path: Path
         refs.append(ImageRef(str(path), path.name, str(number // 40)))
     from cbml.gallery.scores import probability_check
 
-    for folder, listed, on in (("few", refs[:60], "held-out"), ("many", refs, "gallery")):
+    for folder, listed, on in (("few", refs[:44], "held-out"), ("many", refs, "gallery")):
         with Gallery(make_gallery(tmp_path / folder, listed, calibrated=True)) as opened:
             check = probability_check(opened)
             assert check is not None
