@@ -378,7 +378,7 @@ class GalleryBuilder:
 
     def _write(self) -> None:
         model_folder = self.state.model_folder(self.folder)
-        if not is_saved(model_folder):
+        if self.settings.rebuild or not is_saved(model_folder):  # it may be damaged
             self.model.save(model_folder)
         write_state(self.folder, self.state)
 

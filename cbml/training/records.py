@@ -163,6 +163,7 @@ class Records:
         """
         if self.writes and self.folder is not None:
             clean = {name: _number(value) for name, value in line.items()}
+            self._check_folder()
             with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(clean, allow_nan=False) + "\n")
             if self._tensorboard is not None:
@@ -185,12 +186,23 @@ class Records:
 
     def flush(self) -> None:
         """Bring metrics.jsonl to the disk, so that it is never behind a checkpoint."""
+        self._check_folder()
         path = None if self.folder is None else self.folder / "metrics.jsonl"
         if self.writes and path is not None and path.exists():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         if self._tensorboard is not None:
             self._tensorboard.flush()
+
+    def _check_folder(self) -> None:
+        """A folder that is gone would be made anew, and each of the two would hold half a run."""
+        if not (self.writes and self.folder is not None and self.record):
+            return
+        if not (self.folder / "run.json").exists():
+            raise BadData(
+                f"{self.folder}: was moved or deleted while it was trained; put it back, or resume "
+                "it where it is now"
+            )
 
     def close(self) -> None:
         """End what was open."""

@@ -310,6 +310,25 @@ def test_odd_names_are_kept(tmp_path: Path) -> None:
     assert {label for _, label in found.values()} == {"a <b> & c"}
 
 
+def test_a_rebuild_mends_what_is_damaged_or_says_that_it_cannot(files: Path, target: Path) -> None:
+    parts = [path for path in target.rglob("*") if path.suffix in (".json", ".safetensors")]
+    mended = 0
+    for number, part in enumerate(sorted(parts)):
+        copy = shutil.copytree(target, target.with_name(f"copy{number}"))
+        damaged = copy / part.relative_to(target)
+        content = bytearray(damaged.read_bytes())
+        content[len(content) // 2] ^= 1
+        damaged.write_bytes(content)
+        try:
+            small.built(files, copy, settings=BuildSettings(rebuild=True))
+        except DamagedFile:
+            continue
+        with Gallery(copy) as opened:
+            opened.warm_up()  # reads the model as well
+        mended += 1
+    assert (len(parts), mended) == (8, 5), "all but the list of images, its arrays and manifest"
+
+
 def test_text_can_always_be_encoded() -> None:
     assert shown("plain ✓") == "plain ✓"
     assert shown("bytes \udcff \ud800") == r"bytes \udcff \ud800"

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 from torch import Tensor
 
 from cbml.data import ImageDataset
+from cbml.errors import BadData
 from cbml.training import Callback, Run, Settings, StepReport, fit, read_metrics, read_record
 from cbml.training.checkpoints import newest_checkpoint
 from tests.training.small import batches, bayes_loss, embedder, make_images
@@ -155,6 +156,28 @@ def test_whatever_happens_the_run_ends_as_if_nothing_had(
             suppress_health_check=[HealthCheck.too_slow],
         ),
     )
+
+
+class Moves(Callback):
+    """Takes the folder of a run away while it is trained."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def step(self, report: StepReport) -> None:
+        if report.step == 4:
+            self.folder.rename(self.folder.with_name("moved"))
+
+
+def test_a_run_whose_folder_is_moved_ends_and_goes_on_when_it_is_back(home: Path) -> None:
+    (home / "moving").mkdir()
+    folder = home / "moving" / "run"
+    with pytest.raises(BadData, match="was moved or deleted while it was trained"):
+        train(folder, Moves(folder))
+    assert not folder.exists(), "nothing was made anew"
+    folder.with_name("moved").rename(folder)
+    weights = train(folder)
+    assert all(torch.equal(UNBROKEN[0][name], weights[name]) for name in weights)
 
 
 def test_a_clock_that_jumps_changes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
