@@ -295,7 +295,7 @@ def test_a_service_that_may_open_few_files_answers(gallery_folder: Path) -> None
         address = ("127.0.0.1", port)
         idle = [socket.create_connection(address, timeout=60) for _ in range(60)]
         try:
-            with httpx.Client(timeout=20, trust_env=False) as client:
+            with httpx.Client(timeout=60, trust_env=False) as client:
                 base, headers = f"http://127.0.0.1:{port}", {"content-type": "image/png"}
                 assert client.get(f"{base}/health").status_code == 200
                 search = f"{base}{API}/search?k=3"
