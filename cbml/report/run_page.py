@@ -43,6 +43,7 @@ def write_run_page(
     metrics: Sequence[Mapping[str, Any]],
     *,
     histograms: Sequence[Markup] = (),
+    gained: tuple[str, Sequence[tuple[QueryTiles, QueryTiles]]] | None = None,
     queries: Sequence[tuple[str, Sequence[QueryTiles]]] = (),
     classes: Table | None = None,
     calibration: Mapping[str, Any] | None = None,
@@ -56,6 +57,7 @@ def write_run_page(
         record: run.json.
         metrics: The lines of metrics.jsonl.
         histograms: Charts of the similarities of pairs.
+        gained: A title, and queries with their neighbors before and after the training.
         queries: Titles, each with queries and their neighbors.
         classes: Scores of each class.
         calibration: "check" of calibration.json.
@@ -73,6 +75,7 @@ def write_run_page(
         histograms=histograms,
         reliability=_reliability(calibration, record.get("test_reliability")),
         calibration_note=calibration_note,
+        gained=gained,
         queries=queries,
         classes=classes,
         next_commands=next_commands,

@@ -27,16 +27,15 @@ from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import note_test_evaluation
 from cbml.runs.folder import recorded_config, run_calibration
 from cbml.runs.parts import with_chosen_parameters
-from cbml.runs.report import one_per_class, pair_histogram, query_tiles
+from cbml.runs.queries import before_and_after, by_gain
+from cbml.runs.report import pair_histogram
 from cbml.runs.runner import trained_model
 from cbml.training import Callback, embed_dataset
 
 MakeGallery = Callable[[Embedder, Path, Path], object]
 
 _RESULT = "demo.json"
-_QUERIES = 4
 
-Indices = NDArray[np.int64]
 Embeddings = NDArray[np.float32]
 
 
@@ -175,7 +174,7 @@ def demonstrate(
             "before": before.analysis.statistics.as_dict(),
             "after": after.analysis.statistics.as_dict(),
         },
-        example=int(by_gain(before, after)[0]),
+        example=int(by_gain(before.scores, after.scores)[0]),
         reliability=None if calibration_check is None else calibration_check.check.as_dict(),
     )
     write_demo_report(
@@ -268,20 +267,10 @@ def write_demo_report(
         after: What the trained model makes of them.
         calibration: Calibration of the gallery's match probabilities; None where there are none.
     """
-    gained = by_gain(before, after)
+    gained = by_gain(before.scores, after.scores)
     random = np.random.default_rng(0).permutation(np.sort(gained))
-    labels = dataset.images.known_labels
     queries = [
-        (
-            title,
-            [
-                (
-                    query_tiles(dataset, before.embeddings, query),
-                    query_tiles(dataset, after.embeddings, query),
-                )
-                for query in one_per_class(order, labels, _QUERIES)
-            ],
-        )
+        (title, before_and_after(dataset, before.embeddings, after.embeddings, order))
         for title, order in (
             ("Gained most", gained),
             ("Drawn at random", random),
@@ -308,13 +297,6 @@ def write_demo_report(
             "cbml train my-images/",
         ),
     )
-
-
-def by_gain(before: View, after: View) -> Indices:
-    """The queries that have something to find, those first whose results gained most."""
-    old, new = before.scores.per_query["map@r"], after.scores.per_query["map@r"]
-    queries = np.flatnonzero(after.scores.positives > 0)
-    return queries[np.argsort((old - new)[queries], kind="stable")]
 
 
 def _gains(before: Scores, after: Scores) -> Table:

@@ -36,8 +36,8 @@ _FEWEST_STEPS = 100
 _TRIED = 8
 # A view that is larger by less than this shows a network hardly more.
 _LARGER = 1.25
-# The report embeds at most so many images of each of two splits.
-_REPORTED = 3000
+# The report embeds at most so many images of each of two splits, and those of one by the start.
+_REPORTED = 1500
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def workload(config: RunConfig, splits: Splits, batch: int, *, test: bool) -> Wo
     """
     tested = sum(len(part) for part in (splits.test, splits.query, splits.gallery) if part)
     estimated = len(splits.train) if config.loss.parameters == "from-data" else 0
-    reported = min(len(splits.train) + len(splits.validation), _REPORTED)
+    train, held_out = (min(len(part), _REPORTED) for part in (splits.train, splits.validation))
+    reported = train + 2 * held_out
     once = min(estimated, 4096) + len(splits.validation) + reported + 2 * tested * test
     return Workload(
         len(splits.train), batch, len(splits.validation), once, config.training.validate_every

@@ -13,30 +13,26 @@ from numpy.typing import NDArray
 
 from cbml.bayes import PairHistogram, PairStatistics, Reliability, SetAnalysis
 from cbml.data import ImageDataset, PackedDataset, Splits
-from cbml.errors import BadData, DamagedFile
+from cbml.errors import BadData, DamagedFile, MissingExtra
 from cbml.evaluation import Scores, evaluate
 from cbml.models import Embedder
 from cbml.report import (
     QueryTiles,
     Series,
     Table,
-    Tile,
     histogram_chart,
-    neighbor_tile,
     ratio_chart,
     reliability_chart,
-    thumbnail,
     write_page,
     write_run_page,
 )
+from cbml.runs.build import build_model
 from cbml.runs.folder import images_to_index, recorded_config, run_calibration
+from cbml.runs.queries import before_and_after, by_gain, worst_and_best
 from cbml.training import Callback, embed_dataset, read_metrics, read_record
 
 # Enough for smooth histograms; all pairs of them fit into a few dozen megabytes.
 _IMAGES = 1500
-_QUERIES = 6
-_NEIGHBORS, _FEWEST = 8, 3
-_SIDE = 72
 _CLASSES = 40
 
 Indices = NDArray[np.int64]
@@ -58,7 +54,7 @@ def report_run(
     test = splits.query if splits.test is None else splits.test
     if test is not None and record.get("test_evaluations"):
         parts.append((f"{unseen}, test", test))
-    histograms, queries, classes = [], [], None
+    histograms, queries, classes, shown_last = [], [], None, None
     for title, images in parts:
         if len(images) < 2:
             continue
@@ -72,8 +68,9 @@ def report_run(
             histograms.append(pair_histogram(title, pairs, facts))
         queries = [
             (f"{kind} queries among {title}", tiles)
-            for kind, tiles in _extremes(dataset, embeddings).items()
+            for kind, tiles in worst_and_best(dataset, embeddings).items()
         ]
+        shown_last = title, dataset, embeddings
         if len(dataset.images.class_names) > 1:
             classes = _class_table(title, dataset, embeddings)
     calibration, note = _calibration(folder, record)
@@ -83,6 +80,7 @@ def report_run(
         record,
         read_metrics(folder),
         histograms=histograms,
+        gained=_gained(folder, *shown_last) if shown_last else None,
         queries=queries,
         classes=classes,
         calibration=calibration,
@@ -95,30 +93,21 @@ def report_run(
     )
 
 
-def query_tiles(dataset: PackedDataset, embeddings: Embeddings, query: int) -> QueryTiles:
-    """A query and its nearest images, relevant or not."""
-    labels, names = dataset.images.known_labels, dataset.images.class_names
-    same = labels == labels[query]
-    # Past the last relevant image all are irrelevant, and nobody is to blame for it.
-    count = min(_NEIGHBORS, max(_FEWEST, int(same.sum()) - 1))
-    similarity = embeddings @ embeddings[query]
-    similarity[query] = -np.inf
-    nearest = np.argsort(-similarity, kind="stable")[:count].tolist()
-
-    def image(index: int) -> str:
-        side = min(2 * _SIDE, dataset.packed.short_side)
-        return thumbnail(dataset.packed.sized(dataset.indices[index], side), _SIDE)
-
-    return QueryTiles(
-        Tile(image(query), names[labels[query]], "query", "query"),
-        [
-            neighbor_tile(
-                image(other), names[labels[other]], float(similarity[other]), bool(same[other])
-            )
-            for other in nearest
-            if other != query
-        ],
-    )
+def _gained(
+    folder: Path, title: str, dataset: PackedDataset, after: Embeddings
+) -> tuple[str, list[tuple[QueryTiles, QueryTiles]]] | None:
+    """Queries whose results gained most by the training; None where the start cannot be had."""
+    labels = dataset.images.known_labels
+    try:
+        config = recorded_config(folder)
+        if config.method.name is not None or config.data.labels != "known":
+            return None  # methods change the model before the first step
+        before = embed_dataset(build_model(config).eval(), dataset)
+        scores = [evaluate(each, labels, clustering=False) for each in (before, after)]
+    except (BadData, MissingExtra, OSError):
+        return None
+    pairs = before_and_after(dataset, before, after, by_gain(scores[0], scores[1]))
+    return f"Queries that gained most among {title}", pairs
 
 
 def _some_classes(images: ImageDataset) -> ImageDataset:
@@ -156,34 +145,6 @@ def _class_table(title: str, dataset: PackedDataset, embeddings: Embeddings) -> 
     ]
     note = f"Among {title}" + (f"; the {_CLASSES} worst of {len(rows):,}" * (len(rows) > _CLASSES))
     return Table(("class", "images", "Recall@1", "MAP@R"), rows[:_CLASSES], note=f"{note}.")
-
-
-def _extremes(dataset: PackedDataset, embeddings: Embeddings) -> dict[str, list[QueryTiles]]:
-    """Queries whose nearest relevant image is furthest behind the nearest irrelevant one, and
-    those where it is furthest ahead."""
-    labels = dataset.images.known_labels
-    similarity = embeddings @ embeddings.T  # (N, N)
-    np.fill_diagonal(similarity, -np.inf)
-    same = labels[:, None] == labels[None, :]
-    np.fill_diagonal(same, False)
-    queries = np.flatnonzero(same.any(axis=1))
-    relevant = np.where(same, similarity, -np.inf).max(axis=1)[queries]
-    irrelevant = np.where(same, -np.inf, similarity).max(axis=1)[queries]
-    order = queries[np.argsort(relevant - irrelevant, kind="stable")]
-    return {
-        kind: [
-            query_tiles(dataset, embeddings, query)
-            for query in one_per_class(chosen, labels, _QUERIES)
-        ]
-        for kind, chosen in (("Worst", order), ("Best", order[::-1]))
-    }
-
-
-def one_per_class(order: Indices, labels: Indices, count: int) -> Sequence[int]:
-    """The first few queries whose classes differ: near copies of one query tell nothing new."""
-    first = np.sort(np.unique(labels[order], return_index=True)[1])
-    chosen: list[int] = order[first][:count].tolist()
-    return chosen
 
 
 def _calibration(folder: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:

@@ -14,7 +14,8 @@ from cbml.errors import BadData
 from cbml.evaluation import evaluate
 from cbml.models import Embedder
 from cbml.runs import RunConfig, demonstrate, parse_overrides
-from cbml.runs.demo import CalibrationCheck, View, by_gain, reliability_of
+from cbml.runs.demo import CalibrationCheck, View, reliability_of
+from cbml.runs.queries import by_gain
 from cbml.training import Callback, Interrupted, StepReport
 from tests.bayes.cases import Set, crowded
 
@@ -97,10 +98,7 @@ def test_the_example_is_the_image_whose_results_gained_most() -> None:
     worse, better = dataset.copy(), dataset.copy()
     worse[0] += 0.5 * dataset[2]  # nearest to an image of another class, later to its own
     better[0] += 0.5 * dataset[1]
-    before, after = (
-        View(rows, evaluate(rows, labels, clustering=False), analyze_set(rows, labels))
-        for rows in (worse, better)
-    )
+    before, after = (evaluate(rows, labels, clustering=False) for rows in (worse, better))
     order = by_gain(before, after).tolist()
     assert order[0] == 0
     assert sorted(order) == [0, 1, 2, 3], "the last has none of its class to find"

@@ -1,6 +1,7 @@
 """A whole run: what may fail at its end, what may change when it resumes, and code of one's own."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_what_follows_the_model_cannot_fail_the_run(
     folder = tmp_path / "run"
     assert f"no calibration.json: no fit; to try again:  cbml analyze {folder}" in heard.lines
     assert f"no report.html: no fit; to try again:  cbml evaluate {folder}" in heard.lines
+
+
+def test_the_report_shows_first_what_the_training_gained(config: RunConfig, tmp_path: Path) -> None:
+    run(config, tmp_path / "run", test=True)
+    page = (tmp_path / "run" / "report.html").read_text()
+    titles = re.findall(r"<h2>([^<]*quer[^<]*)</h2>", page, flags=re.IGNORECASE)
+    assert titles[0] == "Queries that gained most among unseen classes, test"
+    assert [title.split()[0] for title in titles[1:]] == ["Worst", "Best"]
+    assert page.count("<p>before</p>") == page.count("<p>after</p>") > 0
+    run(config.replace(method="horde"), tmp_path / "horde")
+    assert "gained most" not in (tmp_path / "horde" / "report.html").read_text()
 
 
 CHANGES = [
