@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and every program that
-# they start would inherit that.
+# A shell that starts the tests in the background has them ignore Ctrl-C, `nohup` a hangup, and
+# every program that they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Every signal is noted here, whatever handler a test has installed. Training answers Ctrl-C and
 # SIGTERM itself, so without this a signal would only fail the test that happens to run.

@@ -1,6 +1,5 @@
 """Everything that the similarities of one set of images tell, as numbers."""
 
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,11 +220,4 @@ def probability_for(
         return ready
     check = check_results(ready, embeddings, labels)[10]
     share = float(np.average(check.accuracy, weights=check.counts))
-    if check.brier <= share * (1.0 - share):
-        return ready
-    warnings.warn(
-        "no match probabilities: those of the model's held-out classes are "
-        f"{100 * check.ece:.0f} points off for these labels",
-        stacklevel=2,
-    )
-    return None
+    return ready if check.brier <= share * (1.0 - share) else None

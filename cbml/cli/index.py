@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -165,16 +166,21 @@ def build_gallery(
     from cbml.gallery import build
     from cbml.runs import run_calibration, training_paths
 
-    return build(
+    calibration = run_calibration(run)
+    built = build(
         model,
         refs,
         out,
         evaluate=evaluate,
-        calibration=run_calibration(run),
+        calibration=calibration,
         trained_on=training_paths(run),
         settings=settings,
         group=group,
     )
+    if calibration is not None and built.images > 1 and not built.probabilities:
+        line = f"no match probabilities: those of {run} are wrong for the labels of these images"
+        print(line, file=sys.stderr)
+    return built
 
 
 def _search_line(index: dict[str, Any]) -> str:

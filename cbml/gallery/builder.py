@@ -83,6 +83,7 @@ class BuildResult:
         labels: Number of different labels.
         duplicates: Images whose content is that of another one in the gallery.
         bad: Path and reason of every file that could not be read.
+        probabilities: Whether search results have match probabilities.
         index: What the index says of itself, `cbml.Index.describe`; empty for other stores.
     """
 
@@ -94,6 +95,7 @@ class BuildResult:
     labels: int
     duplicates: int
     bad: tuple[tuple[str, str], ...]
+    probabilities: bool
     index: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
@@ -296,6 +298,7 @@ class GalleryBuilder:
             labels=len({image.label for image in images} - {None}),
             duplicates=len(images) - len(contents),
             bad=self.state.bad,
+            probabilities=self.state.calibration is not None,
             index=self.store.describe() if isinstance(self.store, Index) else {},
         )
 
