@@ -127,7 +127,8 @@ def test_a_server_killed_during_a_rebuild(
         # A server has one collection for both, so that some images may be missing, but ...
         with Gallery(tmp_path / "gallery") as opened:
             assert set(opened.ids) <= set(opened.store.ids()), "what is listed can be found"
-        assert program.run(index)[0] == 0
+        code, _, errors = program.run(index)
+        assert code == 0, errors
         assert_whole(tmp_path / "gallery")
         kills += 1
     assert kills >= 10
