@@ -99,9 +99,8 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
     """
     counts = JobCounts()
     jobs = sources.named(jobs)
-    recorded = [job for job in jobs if _is_recorded(job, out)]
-    counts.finished = len(recorded)
-    jobs = [job for job in jobs if job not in recorded]
+    open_jobs = [job for job in jobs if not _is_recorded(job, out)]
+    counts.finished, jobs = len(jobs) - len(open_jobs), open_jobs
     folders = [out / "runs" / run_name(job) for job in jobs]
     unfinished = [
         job
