@@ -191,8 +191,11 @@ def check_results(
     confidence = probability.probability(
         found.similarities[:, shown],
         cohort_mean=probability.cohort_mean(found.similarities),
-        result_cohort_mean=probability.result_cohort_mean(
-            query_gallery.searched, found.indices[:, shown]
+        context=probability.result_context(
+            query_gallery.searched,
+            found.indices[:, shown],
+            nearest=found.indices,
+            queries=query_gallery.own_indices[found.queries],
         ),
         own=query_gallery.searches_itself,
     )

@@ -93,6 +93,7 @@ class Line(NamedTuple):
         result_weight: Weight of the mean similarity of the result's own cohort.
         ceiling: The similarity above which more says no more: images of two classes can look
             the same, so that the most similar ones are not the surest.
+        shared_weight: Weight of the share of nearest images that query and result have in common.
     """
 
     similarity_weight: float
@@ -100,9 +101,14 @@ class Line(NamedTuple):
     constant: float
     result_weight: float = 0.0
     ceiling: float = 1.0
+    shared_weight: float = 0.0
 
     def score(
-        self, similarities: ArrayLike, cohort_mean: ArrayLike, result_cohort_mean: ArrayLike = 0.0
+        self,
+        similarities: ArrayLike,
+        cohort_mean: ArrayLike,
+        result_cohort_mean: ArrayLike = 0.0,
+        shared: ArrayLike = 0.0,
     ) -> Numbers:
         """The log odds of results.
 
@@ -110,15 +116,17 @@ class Line(NamedTuple):
             similarities: Similarities of results. (..., K)
             cohort_mean: Mean similarity of the cohorts of their queries. (..., 1)
             result_cohort_mean: Mean similarity of the cohorts of the results. (..., K)
+            shared: Share of nearest images that results and their queries have in common. (..., K)
         """
-        s, b, r = (
+        s, b, r, shared = (
             np.asarray(part, dtype=np.float64)
-            for part in (similarities, cohort_mean, result_cohort_mean)
+            for part in (similarities, cohort_mean, result_cohort_mean, shared)
         )
         return (
             self.similarity_weight * np.minimum(s, self.ceiling)
             + self.cohort_weight * b
             + self.result_weight * r
+            + self.shared_weight * shared
             + self.constant
         )
 
@@ -141,11 +149,13 @@ class Odds:
         if not self.line.similarity_weight > 0.0:
             raise ValueError("odds must rise with the similarity")
 
-    def __call__(
-        self, similarities: ArrayLike, cohort_mean: ArrayLike, result_cohort_mean: ArrayLike = 0.0
-    ) -> Numbers:
-        """The log odds of results; -inf where there is none."""
-        odds = self.line.score(similarities, cohort_mean, result_cohort_mean)
+    def __call__(self, *features: ArrayLike) -> Numbers:
+        """The log odds of results; -inf where there is none.
+
+        Args:
+            features: The arguments of `Line.score`.
+        """
+        odds = self.line.score(*features)
         if self.curve is None:
             return odds
         return np.where(np.isfinite(odds), self.curve(odds), odds)
@@ -247,8 +257,9 @@ class Reliability:
 
 # Match probabilities on disk: plain JSON with a checksum, read with every number checked.
 
-KIND = "cbml match probability 3"
-_EARLIER = ("cbml match probability 2", "cbml match probability 1")
+KIND = "cbml match probability 4"
+# The kind before this one knew of no shared neighbors: its lines end before their weight.
+_EARLIER = tuple(f"cbml match probability {number}" for number in (3, 2, 1))
 # What fields of the earlier kinds are called now.
 _RENAMED = {
     "crowd": "cohort",

@@ -1,5 +1,6 @@
 """From the results of searches in a labeled set to the log odds of a match."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,10 +11,11 @@ from sklearn.linear_model import LogisticRegression
 from cbml.bayes.calibration import Line, MonotoneCurve, Odds, Reliability
 from cbml.bayes.neighbors import (
     Neighbors,
-    cohort_means,
+    ResultContext,
     mean_of_cohort,
     nearest_neighbors,
     ranks_to_fit,
+    result_context,
 )
 from cbml.errors import BadData
 from cbml.query_gallery import QueryGallery
@@ -35,7 +37,8 @@ class Results(NamedTuple):
 
     Args:
         features: Their similarities, the mean similarities of their queries' cohorts, and where
-            there are three, those of their own cohorts. (F, Q, K)
+            there are more, those of their own cohorts, and shares of nearest images in common with
+            their queries. (F, Q, K)
         matches: Whether each is relevant. (Q, K)
         counts: How many results each stands for, where lists were thinned. (Q, K)
     """
@@ -123,8 +126,8 @@ def _fit_line(results: Results, share: float) -> Line:
             "relevant results are not more similar than irrelevant ones: nothing to calibrate"
         )
     constant = float(model.intercept_[0] - weights @ center)
-    result = float(weights[2]) if len(weights) > 2 else 0.0
-    return Line(float(weights[0]), float(weights[1]), constant, result, ceiling)
+    similarity, cohort, result, shared = [*map(float, weights), 0.0, 0.0][:4]
+    return Line(similarity, cohort, constant, result, ceiling, shared)
 
 
 class FittedOdds(NamedTuple):
@@ -132,7 +135,7 @@ class FittedOdds(NamedTuple):
 
     Args:
         by_query: Odds from similarities and the cohorts of queries.
-        by_both: From those and the cohorts of results; None where that says no more.
+        by_both: From those and the context of results; None where that says no more.
     """
 
     by_query: Fit
@@ -140,7 +143,9 @@ class FittedOdds(NamedTuple):
     cohort_mean: float
 
 
-def fit_odds(query_gallery: QueryGallery, cohort: tuple[int, int], *, seed: int) -> FittedOdds:
+def fit_odds(
+    query_gallery: QueryGallery, cohort: tuple[int, int], *, shared_depth: int, seed: int
+) -> FittedOdds:
     """The odds of the first results that hold best on classes left out.
 
     Far down a list similarities mean something else than among the first results, which people
@@ -148,25 +153,32 @@ def fit_odds(query_gallery: QueryGallery, cohort: tuple[int, int], *, seed: int)
 
     Args:
         cohort: Begin and end of the ranks of the cohort.
+        shared_depth: How many nearest images of a query and a result are compared; 0 for none.
         seed: Random seed of the choice of queries, and of the halves of classes.
     """
     neighbors = nearest_neighbors(query_gallery, cohort[1], seed=seed)
     means = mean_of_cohort(neighbors.similarities, cohort, 0.0)
+
+    def context_of(results: Neighbors) -> ResultContext:
+        rows = np.searchsorted(neighbors.queries, results.queries)
+        nearest = neighbors.indices[rows, :shared_depth]
+        return result_context(query_gallery.embeddings, results, nearest, cohort, 0.0)
+
     depth, deepest = FIRST_RESULTS, neighbors.similarities.shape[1]
     while depth < deepest:
         try:
-            return _fit_to_first(query_gallery, cohort, neighbors, means, depth, seed)
+            return _fit_to_first(query_gallery, neighbors, means, depth, context_of, seed)
         except BadData:
             depth *= 2
-    return _fit_to_first(query_gallery, cohort, neighbors, means, deepest, seed)
+    return _fit_to_first(query_gallery, neighbors, means, deepest, context_of, seed)
 
 
 def _fit_to_first(
     query_gallery: QueryGallery,
-    cohort: tuple[int, int],
     neighbors: Neighbors,
     means: Numbers,
     depth: int,
+    context_of: Callable[[Neighbors], ResultContext],
     seed: int,
 ) -> FittedOdds:
     """The odds that hold best for so many first results of each query."""
@@ -178,19 +190,19 @@ def _fit_to_first(
     weights = np.broadcast_to(counts * 1.0, shape)
     results = Results(features, neighbors.relevant(query_gallery.codes), weights)
     by_query = choose_fit(results, query_gallery.codes[neighbors.queries], seed=seed)
-    by_both = _with_result_cohorts(query_gallery, cohort, neighbors, results, by_query, seed)
+    by_both = _with_context(query_gallery, neighbors, results, by_query, context_of, seed)
     return FittedOdds(by_query, by_both, float(means.mean()))
 
 
-def _with_result_cohorts(
+def _with_context(
     query_gallery: QueryGallery,
-    cohort: tuple[int, int],
     neighbors: Neighbors,
     results: Results,
     baseline: Fit,
+    context_of: Callable[[Neighbors], ResultContext],
     seed: int,
 ) -> Fit | None:
-    """The odds that know the cohorts of results, if they beat those that do not."""
+    """The odds that know the context of results, if they beat those that do not."""
     classes = query_gallery.codes[neighbors.queries]
     try:
         if len(query_gallery.codes) > RESULT_COHORTS:  # the results of fewer queries then, for both
@@ -199,9 +211,16 @@ def _with_result_cohorts(
             results, classes = results.of(some), classes[some]
             neighbors = Neighbors(*(part[some] for part in neighbors))
             baseline = choose_fit(results, classes, seed=seed)
-        means = cohort_means(query_gallery.embeddings, neighbors.indices, cohort, 0.0)
-        wider = results._replace(features=np.concatenate([results.features, means[None]]))
-        found = choose_fit(wider, classes, seed=seed)
+        context = context_of(neighbors)
+        # Without shared neighbors, nothing is told by a weight for them.
+        wider = context if context.shared.any() else context[:1]
+        found = choose_fit(
+            results._replace(features=np.concatenate([results.features, np.stack(wider)])),
+            classes,
+            seed=seed,
+        )
     except BadData:  # too few queries
         return None
-    return found if found.check.log_loss < baseline.check.log_loss else None
+    # The check cannot see what it is for: that shared neighbors still hold among more classes.
+    allowed = 1.02 if len(wider) > 1 else 1.0
+    return found if found.check.log_loss < allowed * baseline.check.log_loss else None

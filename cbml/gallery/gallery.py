@@ -18,7 +18,7 @@ from cbml.files import consistent
 from cbml.gallery.images import GalleryImage
 from cbml.gallery.loading import FramedModel, as_outputs, reranked_order
 from cbml.gallery.results import (
-    Cohorts,
+    Contexts,
     Query,
     QueryInfo,
     Ranking,
@@ -64,9 +64,9 @@ class Gallery:
         self.images: tuple[GalleryImage, ...] = self.state.images
         self.ids = np.array([image.id for image in self.images], dtype=np.int64)
         self.dim = int(self.state.model["dim"])
-        self._cohorts: Cohorts | None = None
+        self._contexts: Contexts | None = None
         if self.state.calibration is not None:
-            self._cohorts = Cohorts(self.store, self.ids, self.state.calibration)
+            self._contexts = Contexts(self.store, self.ids, self.state.calibration)
         self._loading = threading.Lock()
         self._model: Embedder | None = None
 
@@ -376,13 +376,13 @@ class Gallery:
 
         What the query's similarities mean is told by its unfiltered ranking.
         """
-        if self._cohorts is None:
+        if self._contexts is None:
             return None
-        calibration = self._cohorts.calibration
+        calibration = self._contexts.calibration
         return calibration.probability(
             results.similarities,
             cohort_mean=calibration.cohort_mean(ranking.similarities[: self._least_depth]),
-            result_cohort_mean=self._cohorts.of(results.indices),
+            context=self._contexts.of(query, results, ranking),
             own=query.index is not None,
         )
 

@@ -46,3 +46,12 @@ def crowded(seed: int, *, classes: int = 480, group: int = 24, each: int = 6) ->
     labels = np.repeat(np.arange(classes), each)
     rows = centers[labels] + 0.35 * random.normal(size=(len(labels), dim))
     return rows.astype(np.float32), labels
+
+
+def large_classes(spread: float) -> Set:
+    """Classes of 60 images, each a cloud of its own size."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 60)
+    sizes = random.uniform(0.4, 1.6, size=(12, 1))
+    noise = spread * sizes[labels] * random.normal(size=(720, 16))
+    return random.normal(size=(12, 16))[labels] + noise, labels

@@ -70,6 +70,16 @@ def test_a_file_of_the_second_kind_is_read(fitted: MatchProbability, tmp_path: P
     assert MatchProbability.load(path) == fitted
 
 
+def test_a_file_of_the_third_kind_is_read(fitted: MatchProbability, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    fields = fitted.as_record()
+    for line in (fields["source"], fields["by_query"]["line"], fields["by_both"]["line"]):
+        assert line.pop() == 0.0  # the weight of shared neighbors
+    del fields["kind"], fields["sha256"]
+    path.write_text(json.dumps(sealed("cbml match probability 3", fields)))
+    assert MatchProbability.load(path) == fitted
+
+
 def test_altered_files_are_refused(fitted: MatchProbability, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     fitted.save(path)

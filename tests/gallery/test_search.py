@@ -2,7 +2,7 @@
 
 import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from cbml.gallery.thumbnails import (
     near_duplicate_groups,
     signature_of,
 )
+from tests.bayes.cases import large_classes
 from tests.gallery import small
 from tests.oracles import gallery as oracle
 
@@ -276,21 +277,30 @@ def calibration() -> MatchProbability:
     return MatchProbability.fit(rows, labels)
 
 
-def test_probabilities_are_those_of_the_calibration(folder: Path, tmp_path: Path) -> None:
+def with_shared_neighbors() -> MatchProbability:
+    """Learned from classes so large that shared neighbors count."""
+    return MatchProbability.fit(*large_classes(1.6))
+
+
+@pytest.mark.parametrize("make", [calibration, with_shared_neighbors])
+def test_probabilities_are_those_of_the_calibration(
+    make: Callable[[], MatchProbability], folder: Path, tmp_path: Path
+) -> None:
     listed = [one for one in list_images(folder) if one.label is not None]
     for _ in range(2):  # the second build has nothing to do and changes nothing
-        build(small.model(), listed, tmp_path / "g", calibration=calibration())
+        build(small.model(), listed, tmp_path / "g", calibration=make())
     with Gallery(tmp_path / "g") as opened:
         names = np.array([image.label for image in opened.images])
         vectors = opened.store.vectors(opened.ids)
-        fitted = calibration().for_gallery(vectors, names)
+        fitted = make().for_gallery(vectors, names)
         assert fitted.by_both is not None
+        assert (fitted.shared_depth > 0) == (make is with_shared_neighbors)
         query = opened.image_query(0)
         everything = opened.search(query, SearchOptions(k=500)).results
         expected = fitted.probability(
             np.array([result.similarity for result in everything]),
-            result_cohort_mean=fitted.result_cohort_mean(
-                vectors, [opened.index_of(result.id) for result in everything]
+            context=fitted.result_context(
+                vectors, [opened.index_of(result.id) for result in everything], queries=0
             ),
             own=True,
         )
@@ -299,7 +309,8 @@ def test_probabilities_are_those_of_the_calibration(folder: Path, tmp_path: Path
         # As an image from elsewhere it has one more right image to find.
         stranger = opened.search(Query(query.vector, query.signature), SearchOptions(k=500)).results
         by_id = {result.id: result.probability or 0 for result in stranger}
-        assert all(by_id[result.id] > (result.probability or 0) for result in everything)
+        if make is calibration:  # where neighbors are shared, it is now itself one of them
+            assert all(by_id[result.id] > (result.probability or 0) for result in everything)
         limit = float(np.median(found))
         some = opened.search(query, SearchOptions(k=500, min_probability=limit))
         assert [result.id for result in some.results] == [
@@ -347,7 +358,7 @@ def test_only_images_that_are_shown_are_looked_around(
         again = opened.search(stranger, SearchOptions(k=3)).results
         assert searched == [1, 3, 1]  # the second time they are known
         assert first == again
-        monkeypatch.setattr(results, "COHORTS_UP_TO", 5)
+        monkeypatch.setattr(results, "CONTEXTS_UP_TO", 5)
         plain = opened.search(stranger, SearchOptions(k=3)).results
         assert searched[3:] == [1]
         assert [one.probability for one in plain] != [one.probability for one in first]
