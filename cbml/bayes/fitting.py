@@ -162,7 +162,9 @@ def fit_odds(
     def context_of(results: Neighbors) -> ResultContext:
         rows = np.searchsorted(neighbors.queries, results.queries)
         nearest = neighbors.indices[rows, :shared_depth]
-        return result_context(query_gallery.embeddings, results, nearest, cohort, 0.0)
+        return result_context(
+            query_gallery.embeddings, results.queries, results.indices, nearest, cohort, 0.0
+        )
 
     depth, deepest = FIRST_RESULTS, neighbors.similarities.shape[1]
     while depth < deepest:

@@ -16,7 +16,6 @@ from cbml.bayes.neighbors import (
     SHARED_FROM,
     SHARED_UP_TO,
     ExpectedPositives,
-    Neighbors,
     ResultContext,
     enough_to_fit,
     mean_of_cohort,
@@ -159,12 +158,10 @@ class MatchProbability:
         found = np.asarray(indices, dtype=np.int64)
         lists = found if nearest is None else np.asarray(nearest, dtype=np.int64)
         own = np.full(found.shape[:-1], -1) if queries is None else np.asarray(queries)
-        results = Neighbors(
-            own.reshape(-1), np.empty(0, np.float32), found.reshape(-1, found.shape[-1])
-        )
         context = result_context(
             as_unit(embeddings, "embeddings"),
-            results,
+            own.reshape(-1),
+            found.reshape(-1, found.shape[-1]),
             lists.reshape(-1, lists.shape[-1])[:, : self.shared_depth],
             self.cohort,
             self.typical_cohort_mean,

@@ -168,7 +168,8 @@ class ResultContext(NamedTuple):
 
 def result_context(
     embeddings: Embeddings,
-    results: Neighbors,
+    queries: Indices,
+    results: Indices,
     nearest: Indices,
     cohort: tuple[int, int],
     typical: float,
@@ -177,14 +178,14 @@ def result_context(
 
     Args:
         embeddings: The set that was searched, as unit vectors. (N, D)
-        results: Some results of each query, in any order; indices below zero stand for none. A
-            query that is not in the set has an index below zero.
+        queries: Index of each query; below zero for one that is not in the set. (Q,)
+        results: Indices of some results of each, in any order; below zero for none. (Q, K)
         nearest: The nearest images of each query; of no length where shared ones are not asked
             for. (Q, M)
         typical: Cohort mean where there is no image or no cohort.
     """
-    wanted, places = np.unique(results.indices, return_inverse=True)
-    places = places.reshape(results.indices.shape)
+    wanted, places = np.unique(results, return_inverse=True)
+    places = places.reshape(results.shape)
     depth, index = nearest.shape[1], _indexed(embeddings)
     means = np.full(len(wanted), typical)
     lists = np.full((len(wanted), depth), -1, dtype=np.int32)  # as many as there are images
@@ -197,7 +198,7 @@ def result_context(
         lists[rows, : found.indices.shape[1]] = found.indices[:, :depth]
     shared = np.zeros(places.shape)
     if depth:
-        for number, (query, row) in enumerate(zip(results.queries, places, strict=True)):
+        for number, (query, row) in enumerate(zip(queries, places, strict=True)):
             own = np.concatenate([wanted[row, None], lists[row]], axis=1)
             shared[number] = share_in_common(nearest[number], own, int(query))
     return ResultContext(means[places], shared)

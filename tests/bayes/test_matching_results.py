@@ -8,7 +8,7 @@ import pytest
 from cbml import MatchProbability
 from cbml.bayes import Reliability, fitting
 from cbml.bayes.calibration import Line, Odds
-from cbml.bayes.neighbors import Neighbors, ResultContext, result_context
+from cbml.bayes.neighbors import ResultContext, result_context
 from tests.bayes.cases import Set, crowded, drawn, large_classes, neighbors_of
 
 
@@ -39,8 +39,8 @@ def sisters(seed: int) -> Set:
 def test_backgrounds_of_results_are_those_of_plain_loops() -> None:
     rows = unit(drawn(0)[0])
     places = np.array([[3, 5, -1], [5, 0, 23]])
-    queries = Neighbors(np.array([-1, -1]), np.empty(0, np.float32), places)
-    found = result_context(rows, queries, places[:, :0], (2, 5), 0.77).cohort_mean
+    strangers = np.array([-1, -1])
+    found = result_context(rows, strangers, places, places[:, :0], (2, 5), 0.77).cohort_mean
     for place, mean in zip(places.ravel().tolist(), found.ravel().tolist(), strict=True):
         others = [float(rows[place] @ rows[other]) for other in range(24) if other != place]
         crowd = sorted(others, reverse=True)[2:5]
@@ -92,9 +92,9 @@ def test_a_line_is_its_sum() -> None:
 def test_large_sets_look_up_only_some_results(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def counted(rows: Any, results: Neighbors, *others: Any) -> Any:
-        asked.append(results.indices.size)
-        return result_context(rows, results, *others)
+    def counted(rows: Any, queries: Any, results: Any, *others: Any) -> Any:
+        asked.append(results.size)
+        return result_context(rows, queries, results, *others)
 
     monkeypatch.setattr(fitting, "result_context", counted)
     whole = MatchProbability.fit(*lopsided(0))
@@ -149,8 +149,10 @@ def test_shared_neighbors_are_those_of_plain_loops() -> None:
     for query in range(24):
         for left_out in (query, -1):  # one of the images itself, and one from elsewhere
             mine = ([] if left_out == query else [query]) + nearest(query, -1)
-            results = Neighbors(np.array([left_out]), np.empty(0, np.float32), np.array([mine]))
-            context = result_context(rows, results, np.array([mine[:depth]]), (2, 5), 0.0)
+            lists = np.array([mine])
+            context = result_context(
+                rows, np.array([left_out]), lists, lists[:, :depth], (2, 5), 0.0
+            )
             for result, shared in zip(mine, context.shared[0].tolist(), strict=True):
                 theirs = [result, *nearest(result, left_out)][:depth]
                 assert shared == pytest.approx(len({*theirs} & {*mine[:depth]}) / depth)
