@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from cbml.cli.options import AsJson
+from cbml.program import command
 
 
 def verb(
@@ -37,7 +38,8 @@ def verb(
         for problem in answer["problems"]:
             print(f"problem   {problem}")
         if not answer["problems"]:
-            print("all that is needed is here; first steps:  cbml data check emoji, cbml --help")
+            first = f"{command('data', 'check', 'emoji')}, {command('--help')}"
+            print(f"all that is needed is here; first steps:  {first}")
     if answer["problems"]:
         raise typer.Exit(1)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import cbml
+from cbml.program import command
 
 # Packages whose module has another name than the distribution.
 _MODULES = {
@@ -164,7 +165,7 @@ def _sets() -> dict[str, dict[str, Any]]:
         try:
             found[name] = {"path": str(spec.locate())}
         except BadData:
-            remedy = f"cbml data get {name}" if spec.downloads else spec.page
+            remedy = command("data", "get", name) if spec.downloads else spec.page
             found[name] = {"path": None, "remedy": remedy}
     return found
 
