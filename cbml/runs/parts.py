@@ -196,8 +196,8 @@ def _held_out(
         elif classes < _TELLING_CLASSES:
             score = "map@r"
             note = (
-                f"{classes} held-out classes hardly tell two models apart: the model is chosen by "
-                "MAP@R, and small differences are chance; more are held out with --set "
+                f"held-out images of {classes} classes hardly tell two models apart: the model is "
+                "chosen by MAP@R, and small differences are chance; more are held out with --set "
                 "validation=0.4, or by more classes"
             )
     if note:

@@ -172,8 +172,8 @@ def _unlike_test(record: Mapping[str, Any]) -> str:
         return ""
     found = "more" if tested > held else "fewer"
     return (
-        f"The probabilities were fitted to held-out classes of about {held:.0f} images each; the "
-        f"test classes have about {tested:.0f}, so that a search finds {found} than they expect. "
+        f"The probabilities were fitted to about {held:.0f} held-out images of a class; the test "
+        f"has about {tested:.0f}, so that a search finds {found} than they expect. "
         f"{command('index')} fits them again to a gallery that has labels."
     )
 

@@ -60,7 +60,8 @@ def test_what_was_trained_and_what_the_scores_are_for(run: Path) -> None:
     assert "Held-out classes are never trained on" in page
     record["data"] = {"shared_classes": 4}
     sections["method"] = {"name": "hdc"}
-    write_run_page(run / "report.html", record, read_metrics(run))
+    check = {"ece": 0.1, "brier": 0.2, "confidence": [0.5], "accuracy": [0.4], "counts": [9]}
+    write_run_page(run / "report.html", record, read_metrics(run), calibration=check)
     page = (run / "report.html").read_text()
     assert "photos, conv4, method hdc" in page
     assert "Scores are for new images of known classes. Held-out images are never" in page
@@ -153,7 +154,7 @@ def test_a_calibration_that_was_altered_is_not_shown(tmp_path: Path) -> None:
     assert note == ""
     counts = {"validation": {"images": 296, "classes": 60}, "test": {"images": 2485, "classes": 81}}
     tested = {"data": {"counts": counts}, "test_reliability": {}}
-    said = "held-out classes of about 5 images each; the test classes have about 31"
+    said = "about 5 held-out images of a class; the test has about 31"
     assert said in _calibration(tmp_path, tested)[1], "why they are far off"
     assert _calibration(tmp_path, {"data": {"counts": counts}})[1] == "", "nothing was tested"
     counts["validation"]["classes"] = 10
