@@ -526,9 +526,9 @@ def test_what_is_left_of_a_benchmark_can_be_trained_on_as_a_folder(
     save_all(products, [f"bicycle_final/{n}.png" for n in range(8)])
     (products / "Ebay_test.txt").write_text("image_id class_id super_class_id path\n")
     lines = checked(capsys, products)
-    assert "expected Ebay_train.txt and Ebay_test.txt" in lines[1]
+    assert f"sop: {products} lacks Ebay_train.txt" in lines[1]
     assert f"train {products} --as folder --labels none " in lines[-1]
-    with pytest.raises(BadData, match="nothing recognized"):
+    with pytest.raises(BadData, match="lacks Ebay_train"):
         load(products)
     assert len(load(products, "folder").train) == 8
 
