@@ -108,6 +108,14 @@ def test_a_line_of_any_size_is_drawn(size: float) -> None:
     assert low > middle > high, "higher numbers stand higher up"
 
 
+def test_a_line_of_equal_values_ends_at_them() -> None:
+    chart = line_chart("Recall@1", [(0, 1.0), (5, 1.0)])
+    assert ">1</text>" in chart
+    assert ">0</text>" in chart
+    assert ">1.5</text>" not in chart
+    assert line_chart("L_2", [(0, 0.0), (5, 0.0)]), "nothing to span"
+
+
 def _points(chart: str) -> str:
     (found,) = re.findall('points="([^"]+)"', chart)
     return str(found)
