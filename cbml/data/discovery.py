@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from cbml.data.archives import folder_of
 from cbml.data.decode import SUFFIXES, open_regular
 from cbml.data.image_dataset import ROLES, ImageDataset
 from cbml.errors import BadData
+from cbml.program import command
 
 ClassFolders = dict[str, list[Path]]
 
@@ -202,14 +202,14 @@ def no_images(folder: Path) -> BadData:
 
 def _made_by_us(folder: Path) -> str:
     """What a folder is that holds our results instead of images, and what to give; else ""."""
-    name = shlex.quote(str(folder))
     if (folder / "run.json").is_file():
         return (
-            "a run, not images; to train on images from its model: cbml train IMAGES --start "
-            f"{name}; to go on with it: cbml train --resume {name}"
+            "a run, not images; to train on images from its model: "
+            f"{command('train', 'IMAGES', '--start', folder)}; "
+            f"to go on with it: {command('train', '--resume', folder)}"
         )
     if any(folder.glob("arrays-*")):
-        return f"a gallery, not images; to look at it: cbml serve {name}"
+        return f"a gallery, not images; to look at it: {command('serve', folder)}"
     if (folder / "manifest.json").is_file() and any(folder.glob("model-*.json")):
         return "a saved model, not images; give the folder of the images"
     return ""

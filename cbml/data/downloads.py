@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cbml.errors import BadData
 from cbml.files import locked
+from cbml.program import command
 
 
 def cache_folder() -> Path:
@@ -66,12 +67,13 @@ def get(
         page: Where its owners can be asked, if there is nothing to download.
         progress: Called with bytes done and bytes in all (0 when unknown) of each file.
     """
+    given = command("data", "check", "ARCHIVE", "--as", name)
     if not files:
         raise BadData(
             f"{name}: its owners require an agreement first, see {page}; then give the "
-            f"folder or archive you received, as in  cbml data check ARCHIVE --as {name}"
+            f"folder or archive you received, as in  {given}"
         )
-    remedy = f"if you have the archive, give it instead: cbml data check ARCHIVE --as {name}"
+    remedy = f"if you have the archive, give it instead: {given}"
     return [download(file, folder, remedy=remedy, progress=progress) for file in files]
 
 

@@ -16,6 +16,7 @@ from cbml.data.downloads import Download, cache_folder
 from cbml.data.image_dataset import ROLES, Splits
 from cbml.data.splits import count_images, hold_out_classes, pair_roles, split_notes
 from cbml.errors import BadData
+from cbml.program import command
 
 _LISTED = 10
 _SHORT_LISTED = 100
@@ -103,7 +104,7 @@ class DatasetSpec:
                 if (folder / candidate).exists():
                     return folder / candidate
         searched = f"in CBML_DATA ({own})" if own else "CBML_DATA is not set"
-        fetch = f"fetch it with  cbml data get {self.name}"
+        fetch = f"fetch it with  {command('data', 'get', self.name)}"
         if not self.downloads:
             fetch = f"ask its owners for it, see {self.page}"
         raise BadData(

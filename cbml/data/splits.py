@@ -5,7 +5,6 @@ on classes it has not seen. Splits that a folder or table states are taken as th
 share classes, the record says so.
 """
 
-import shlex
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from cbml.data.discovery import Found, same_bytes
 from cbml.data.image_dataset import ROLES, ImageDataset, Splits
 from cbml.errors import BadData
+from cbml.program import command
 
 SPLIT_NAMES = {
     "train": "train",
@@ -186,10 +186,10 @@ def split_notes(splits: Splits, *, test: float, validation: float) -> list[str]:
         and validation
         and (whole < _FEW_CLASSES or images < _FEW_IMAGES)
     ):
+        search = command("index", "efficientnet_lite0", splits.record["root"], "--out", "gallery")
         notes.append(
             f"{images:,} images of {whole} classes are few to learn from; a pretrained network may "
-            "search them just as well:  cbml index efficientnet_lite0 "
-            f"{shlex.quote(str(splits.record['root']))} --out gallery"
+            f"search them just as well:  {search}"
         )
     if test and splits.test is None:
         notes.append(f"{classes} classes are too few to keep some for the test (4 are needed)")

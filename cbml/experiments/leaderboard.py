@@ -24,6 +24,7 @@ from cbml.experiments.running import JobCounts, run_jobs
 from cbml.experiments.sources import Cost, Sources, config_cost
 from cbml.losses import LOSSES
 from cbml.methods import METHODS
+from cbml.program import command
 from cbml.runs import RunConfig
 from cbml.training import Callback
 
@@ -124,7 +125,7 @@ def find_entries(
     """Every loss and method by name, or those that fit a pattern, and classes of your own.
 
     Args:
-        only: Patterns with * and ?; none takes all unless classes of your own are given.
+        only: Patterns with * and ?, in any case; none takes all but where classes are your own.
         losses: Losses of your own, "package.module:Class" each.
         methods: Methods of your own, "package.module:Class" each.
         labels: Learn with labels or without; their numbers are in different tables.
@@ -133,7 +134,7 @@ def find_entries(
     known = [Entry(name, "loss") for name in LOSSES] + [Entry(name, "method") for name in METHODS]
     known = [entry for entry in known if (entry.labels == "known") == (labels == "known")]
     patterns = only or ([] if own else ["*"])
-    fits = [e for e in known if any(fnmatch.fnmatchcase(e.name, one) for one in patterns)]
+    fits = [e for e in known if any(fnmatch.fnmatchcase(e.name, one.lower()) for one in patterns)]
     if only and not fits:
         names = ", ".join(entry.name for entry in known)
         raise BadData(f"--only {' '.join(only)}: matches no entry; the entries are {names}")
@@ -238,10 +239,9 @@ def run_leaderboard(
             if job is not None:
                 counts.add(run_jobs([job], **common))  # type: ignore[arg-type]
             elif data != protocol.trial_data:
-                reason = (
-                    f"{entry.name}: no learning rate yet; first run  cbml reproduce leaderboard "
-                    f"--data {protocol.trial_data} --only {entry.name} --out {out}"
-                )
+                words = ("--data", protocol.trial_data, "--only", entry.name, "--out", out)
+                first = command("reproduce", "leaderboard", *words)
+                reason = f"{entry.name}: no learning rate yet; first run  {first}"
                 counts.refused.setdefault(reason, []).append(f"{entry.name}, seed {seed}")
     return counts
 

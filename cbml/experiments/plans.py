@@ -13,6 +13,7 @@ from cbml.errors import BadData
 from cbml.experiments.jobs import Job, Record, read_records, validation_score
 from cbml.experiments.rows import Row, Scale, Table, row_config
 from cbml.experiments.tables import LOSS_ABLATION, find_table
+from cbml.program import command
 from cbml.runs import FLAT_KEYS, parse_overrides, plain_value
 
 # Every method gets the same rates to choose from, so that none is tuned more than another. The
@@ -246,7 +247,7 @@ def _learning_rate(
             if missing:
                 raise BadData(
                     f"{label}: the trials with learning rates {missing} are not done; run "
-                    f"cbml reproduce {table} --trials for it first"
+                    f"{command('reproduce', table, '--trials')} for it first"
                 )
             return best_learning_rate(scores)
     return None

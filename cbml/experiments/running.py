@@ -108,10 +108,13 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
         if finished_scores(job, folder) is None
     ]
     waiting = set()
-    for line, refused in sources.missing(unfinished).items():
-        callback.on_message(line)
+    missing = sources.missing(unfinished)
+    for line, refused in missing.items():
         counts.refused[line] = [job.name for job in refused]
         waiting |= {run_name(job) for job in refused}
+    if any(run_name(job) not in waiting for job in unfinished):
+        for line in missing:  # before hours of the others; without any, the end follows at once
+            callback.on_message(line)
     for number, (job, folder) in enumerate(zip(jobs, folders, strict=True), start=1):
         if folder.name in waiting:
             continue

@@ -12,6 +12,7 @@ from cbml.experiments.jobs import Job
 from cbml.experiments.rows import BACKBONE_NAMES, DATA_NAMES, Row, Scale, row_config
 from cbml.files import sha256
 from cbml.models import Embedder
+from cbml.program import command, installation
 from cbml.runs import RunConfig
 
 # Multiplications and additions of one image of 224 pixels, in thousand millions: as published
@@ -84,7 +85,8 @@ class Sources:
         known_names = datasets & DATA_NAMES.keys()
         if found == "folder" and known_names:  # would be split and called otherwise than it is
             name = DATA_NAMES[known_names.pop()]
-            raise BadData(f"--root {self.root}: not recognized as {name}; see cbml data check")
+            see = command("data", "check", self.root)
+            raise BadData(f"--root {self.root}: not recognized as {name}; see  {see}")
 
     def local(self, config: RunConfig) -> RunConfig:
         """The config with the places of this machine in it.
@@ -127,7 +129,8 @@ class Sources:
         except MissingExtra as error:
             return str(error)
         except BadData:
-            fetch = f"fetch them with  cbml data get {name}, " if DATASETS[name].downloads else ""
+            get = command("data", "get", name)
+            fetch = f"fetch them with  {get}, " if DATASETS[name].downloads else ""
             title = DATA_NAMES.get(name, name)
             return f"images of {title} not found: {fetch}give them by --root, or set CBML_DATA"
         return None
@@ -208,8 +211,8 @@ def _batch(config: RunConfig) -> float:
 
 def _images(data: str) -> str:
     if data == "emoji":
-        return "emoji (pip install 'cbml[demo]')"
-    got = f"cbml data get {data}, or " if DATASETS[data].downloads else ""
+        return f"emoji ({installation('cbml[demo]')})"
+    got = f"{command('data', 'get', data)}, or " if DATASETS[data].downloads else ""
     return f"images of {DATA_NAMES[data]} ({got}--root)"
 
 

@@ -227,7 +227,7 @@ def map_positions(service: Served, which: Which = "main") -> dict[str, Any]:
     gallery = service.gallery(which)
     positions = gallery.state.layout
     if positions is None:
-        raise Refusal(404, "this gallery has no map; run cbml index again")
+        raise Refusal(404, f"this gallery has no map; run {service.program} index again")
     return {
         "ids": gallery.ids.tolist(),
         "x": positions[:, 0].tolist(),
@@ -382,7 +382,9 @@ async def _jpeg(
             return service.cache.get(key, lambda: file_jpeg(found, side))
         except BadData as error:
             reason = getattr(error, "reason", "cannot be read")
-            raise Refusal(404, f"image {found.id}: {reason}; run cbml index again") from None
+            raise Refusal(
+                404, f"image {found.id}: {reason}; run {service.program} index again"
+            ) from None
 
     return Response(await service.run("images", work), media_type="image/jpeg", headers=headers)
 

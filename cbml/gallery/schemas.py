@@ -203,7 +203,7 @@ class ProbabilityCheck:
     """What the probabilities were tested on: classes to which they had not been fitted.
 
     `on` is "gallery" where halves of the gallery's own classes checked each other, and "held-out"
-    for classes held out of training; `error` is the mean gap of confidence and accuracy.
+    for images held out of training; `error` is the mean gap of confidence and accuracy.
     """
 
     on: Literal["gallery", "held-out"]

@@ -30,6 +30,7 @@ from cbml.files import MANIFEST, load_folder, save_folder
 from cbml.gallery.images import GalleryImage
 from cbml.gallery.thumbnails import SIGNATURE_SIZE
 from cbml.index import Kind, RerankerEntry, Store, find_reranker, open_store
+from cbml.program import command
 
 if TYPE_CHECKING:
     from cbml.bayes import MatchProbability
@@ -122,7 +123,9 @@ def open_vectors(
     """The vectors of a gallery; `kind` allows them to be made, where they do not exist yet."""
     target = state.index_folder(folder)
     if kind is None and state.store == "faiss" and not is_saved(target):
-        raise DamagedFile(f"{target}: the vectors are missing; run cbml index again with --rebuild")
+        raise DamagedFile(
+            f"{target}: the vectors are missing; run {command('index')} again with --rebuild"
+        )
     return open_store(
         state.store,
         dim=int(state.model["dim"]),
@@ -191,14 +194,14 @@ def read_state(folder: Path) -> State:
 
 
 def _refuse_what_is_no_gallery(folder: Path) -> None:
-    make = f"cbml index RUN IMAGES --out {folder}"
+    make = command("index", "RUN", "IMAGES", "--out", folder)
     if not folder.is_dir():
         raise BadData(f"{folder}: no such gallery; make one:  {make}")
     if (folder / "run.json").is_file() or is_saved(folder / "model"):
-        make = f"cbml index {folder} IMAGES --out gallery"
+        make = command("index", folder, "IMAGES", "--out", "gallery")
         raise BadData(f"{folder}: a run, not a gallery; make a gallery with it:  {make}")
     if not (folder / MANIFEST).exists() and not any(folder.glob("arrays-*")):
-        make = f"cbml index RUN {folder} --out gallery"
+        make = command("index", "RUN", folder, "--out", "gallery")
         raise BadData(f"{folder}: not a gallery; make one of the images in it:  {make}")
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -211,7 +214,7 @@ def _refuse_what_is_no_gallery(folder: Path) -> None:
             f"{make}"
         )
     if kind.startswith("cbml model "):
-        make = f"cbml index {folder} IMAGES --out gallery"
+        make = command("index", folder, "IMAGES", "--out", "gallery")
         raise BadData(f"{folder}: a model, not a gallery; make a gallery with it:  {make}")
 
 

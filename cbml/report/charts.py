@@ -240,7 +240,12 @@ def _column(text: str, across: float) -> Markup:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Three to six round numbers that span the values."""
+    """Three to six round numbers that span the values; from zero where all are equal.
+
+    A Recall@1 that is always 100 % must not seem to have room above it.
+    """
+    if low == high:
+        low, high = min(low, 0.0), max(high, 0.0)
     span = (high - low) or abs(high) or 1.0
     size = 10.0 ** math.floor(math.log10(span / 3))
     step = next(factor * size for factor in (1, 2, 5, 10) if span / (factor * size) <= 4)

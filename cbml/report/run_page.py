@@ -71,9 +71,9 @@ def write_run_page(
         subtitle=_subtitle(record),
         alarms=[*_no_gain(record), *_alarms(metrics)],
         scores=_scores(record, metrics),
-        curves=_curves(metrics, "images" if _known_classes(record) else "classes"),
+        curves=_curves(metrics, _held_out(record)),
         histograms=histograms,
-        reliability=_reliability(calibration, record.get("test_reliability")),
+        reliability=_reliability(calibration, record.get("test_reliability"), _held_out(record)),
         calibration_note=calibration_note,
         gained=gained,
         queries=queries,
@@ -100,6 +100,11 @@ def _subtitle(record: Mapping[str, Any]) -> str:
 def _known_classes(record: Mapping[str, Any]) -> bool:
     """Whether the images to search among are of classes that were trained on."""
     return bool(record.get("data", {}).get("shared_classes"))
+
+
+def _held_out(record: Mapping[str, Any]) -> str:
+    """What was kept from the training, to choose the model by."""
+    return "images" if _known_classes(record) else "classes"
 
 
 def _scores(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Table | None:
@@ -130,9 +135,8 @@ def _note(record: Mapping[str, Any]) -> str:
     if known:
         words.append("Scores are for new images of known classes.")
     if record.get("best_step") is not None:
-        held = "images" if known else "classes"
         words.append(
-            f"Held-out {held} are never trained on; they chose the model of step "
+            f"Held-out {_held_out(record)} are never trained on; they chose the model of step "
             f"{record['best_step']}."
         )
     words.append(f"Test evaluations so far: {record.get('test_evaluations', 0)}.")
@@ -200,10 +204,10 @@ def _curves(metrics: Sequence[Mapping[str, Any]], held_out: str) -> list[Markup]
 
 
 def _reliability(
-    calibration: Mapping[str, Any] | None, tested: Mapping[str, Any] | None
+    calibration: Mapping[str, Any] | None, tested: Mapping[str, Any] | None, held_out: str
 ) -> list[Markup]:
     checks = {
-        "on halves of the held-out classes, each fitted to the other": calibration,
+        f"on halves of the held-out {held_out}, each fitted to the other": calibration,
         "on the test, to which nothing was fitted": tested,
     }
     return [

@@ -4,7 +4,6 @@ The gallery arrives as a function: it stands beside this package, not below it.
 """
 
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from cbml.errors import BadData
 from cbml.evaluation import Scores, evaluate
 from cbml.files import write_json
 from cbml.models import Embedder
+from cbml.program import command
 from cbml.progress import reporter
 from cbml.report import Table, write_page
 from cbml.runs.build import build_model, load_splits
@@ -277,7 +277,7 @@ def write_demo_report(
             ("Lost most", gained[::-1]),
         )
     ]
-    gallery = shlex.quote(str(path.parent / "gallery"))
+    gallery = path.parent / "gallery"
     write_page(
         path,
         "demo.html",
@@ -292,9 +292,9 @@ def write_demo_report(
         ],
         calibration=None if calibration is None else _calibration_table(calibration),
         next_commands=(
-            f"cbml serve {gallery} --open",
-            f"cbml search {gallery} --id {int(gained[0])}",
-            "cbml train my-images/",
+            command("serve", gallery, "--open"),
+            command("search", gallery, "--id", int(gained[0])),
+            command("train", "my-images/"),
         ),
     )
 

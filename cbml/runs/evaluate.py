@@ -17,10 +17,11 @@ from cbml.files import locked
 from cbml.index import find_reranker
 from cbml.models import Embedder
 from cbml.outputs import Outputs
+from cbml.program import command
 from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_model, load_splits
 from cbml.runs.config import RunConfig
-from cbml.runs.folder import model_folder, recorded_config
+from cbml.runs.folder import model_folder, recorded_config, run_reading
 from cbml.runs.refinement import load_refinement, refined
 from cbml.runs.report import class_scores, report_run
 from cbml.training import (
@@ -84,6 +85,7 @@ def evaluate_run(
     data: str | None = None,
     *,
     split: str | None = None,
+    reading: Mapping[str, str | None] | None = None,
     allow_partial: bool = False,
     method: str | None = None,
     callback: Callback | None = None,
@@ -97,6 +99,8 @@ def evaluate_run(
         data: Other images than those of the run, as for `RunConfig.data`.
         split: "train", "validation", "test", or "all" for every image; None for validation, train
             where nothing was held out, or all of `data`.
+        reading: `label_from`, `path_column` and `label_column` of `data`, as for `RunConfig.data`.
+            The run's own images are read as in training.
         allow_partial: Accept an incomplete dataset.
         method: "package.module:Class", where the run was trained by a method of your own that
             refines embeddings.
@@ -104,7 +108,7 @@ def evaluate_run(
     """
     run = Path(run)
     model = Embedder.load(model_folder(run))
-    config = _evaluated_config(run, data, allow_partial)
+    config = _evaluated_config(run, data, {**(reading or {}), "allow_partial": allow_partial})
     splits = load_splits(config)
     usual = "validation" if len(splits.validation) else "train"
     chosen = split or (usual if data is None else "all")
@@ -151,14 +155,17 @@ def _start_scores(
         return None
 
 
-def _evaluated_config(run: Path, data: str | None, allow_partial: bool) -> RunConfig:
+def _evaluated_config(run: Path, data: str | None, given: Mapping[str, Any]) -> RunConfig:
     if data is not None:
         # Validation and test classes are cut as a run over these images would cut them.
-        return RunConfig({"source": data, "allow_partial": allow_partial})
+        read = run_reading(run, data, given)
+        return RunConfig({"source": data, **{name: read[name] for name in given if name in read}})
     if not (run / "run.json").exists():
-        raise BadData(f"{run}: a model without a run; name the images: cbml evaluate {run} DATA")
+        again = command("evaluate", run, "DATA")
+        raise BadData(f"{run}: a model without a run; name the images:  {again}")
     config = recorded_config(run)
-    return config.replace(data={"allow_partial": allow_partial or config.data.allow_partial})
+    partial = given["allow_partial"] or config.data.allow_partial
+    return config.replace(data={"allow_partial": partial})
 
 
 def _paths(splits: Splits, chosen: str) -> Iterator[Path]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from cbml.bayes import MatchProbability
 from cbml.errors import BadData
 from cbml.files import check_name, locked
 from cbml.models import BACKBONES, Embedder
+from cbml.program import command
 from cbml.runs.config import RunConfig
 from cbml.training import Distributed, read_record
 
@@ -28,7 +28,7 @@ def recorded_config(folder: Path, *, allow_code: bool = True) -> RunConfig:
     return RunConfig.from_dict(read_record(folder).get("config", {}), allow_code=allow_code)
 
 
-def images_to_index(config: RunConfig) -> str:
+def images_to_index(config: RunConfig) -> list[str]:
     """The words after `cbml index RUN` that name a run's own images, read as the run read them.
 
     Args:
@@ -37,9 +37,8 @@ def images_to_index(config: RunConfig) -> str:
     data = config.data
     named = {"label-from": data.label_from, "path-column": data.path_column}
     named |= {"label-column": data.label_column}
-    options = [f"--{key} {shlex.quote(text)}" for key, text in named.items() if text]
-    options += ["--allow-partial"] if data.allow_partial else []
-    return " ".join([shlex.quote(data.source), *options])
+    options = [word for key, text in named.items() if text for word in (f"--{key}", text)]
+    return [data.source, *options, *(["--allow-partial"] if data.allow_partial else [])]
 
 
 def run_reading(
@@ -99,13 +98,13 @@ def model_folder(run: Path) -> Path:
         raise BadData(f"{run}: no such run or saved model")
     inner = run / "model"
     if (run / "run.json").exists() and not (inner / "manifest.json").exists():
-        raise BadData(f"{run}: has no trained model yet; resume with:  cbml train --resume {run}")
+        resume = command("train", "--resume", run)
+        raise BadData(f"{run}: has no trained model yet; resume with:  {resume}")
     if not inner.is_dir() and any(run.glob("arrays-*")):
         raise BadData(f"{run}: a gallery, not a run; give the run that it was made with")
     if not inner.is_dir() and not (run / "manifest.json").exists():
-        raise BadData(
-            f"{run}: neither a run nor a saved model; to train on its images:  cbml train {run}"
-        )
+        train = command("train", run)
+        raise BadData(f"{run}: neither a run nor a saved model; to train on its images:  {train}")
     return inner if inner.is_dir() else run
 
 

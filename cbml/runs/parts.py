@@ -15,6 +15,7 @@ from cbml.errors import BadData, DamagedFile
 from cbml.evaluation import agreement, evaluate
 from cbml.methods import METHODS, Labels, PseudoLabels, Study, cluster_count
 from cbml.models import Embedder, find_backbone
+from cbml.program import command
 from cbml.runs.build import (
     build_batches,
     build_execution,
@@ -195,8 +196,8 @@ def _held_out(
         elif classes < _TELLING_CLASSES:
             score = "map@r"
             note = (
-                f"{classes} held-out classes hardly tell two models apart: the model is chosen by "
-                "MAP@R, and small differences are chance; more are held out with --set "
+                f"held-out images of {classes} classes hardly tell two models apart: the model is "
+                "chosen by MAP@R, and small differences are chance; more are held out with --set "
                 "validation=0.4, or by more classes"
             )
     if note:
@@ -235,10 +236,9 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     config = config.replace(training={"choose_by": config.training.choose_by or "recall@1"})
     dataset = PackedDataset.of(images, config.model.crop, read)
     if len(dataset.images) < 2:
-        raise BadData(
-            f"{config.data.source}: {len(dataset.images)} of {len(images)} images can be read; at "
-            f"least two are needed; see what is wrong:  cbml data check {config.data.source}"
-        )
+        few = f"{config.data.source}: {len(dataset.images)} of {len(images)} images can be read"
+        see = command("data", "check", config.data.source)
+        raise BadData(f"{few}; at least two are needed; see what is wrong:  {see}")
     # With labels=each a label is an image's index, and unreadable images have one too.
     each = config.data.labels == "each"
     wanted = config.pseudo_labels.clusters

@@ -240,6 +240,11 @@ def plan_run(
     if config.training.epochs is None:
         training["steps"] = steps
     callback.on_message(_sentence(config, planner.work, plan))
+    if config.training.minutes is not None and steps < _FEWEST_STEPS:
+        callback.on_message(
+            f"so many minutes leave time for {steps} steps; below about {_FEWEST_STEPS} a network "
+            "hardly moves: give it more"
+        )
     if plan.peak_bytes > planner.budget:
         callback.on_message(_too_large(planner, plan))
     record = dataclasses.asdict(plan) | {"minutes_asked": config.training.minutes}

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from cbml.data import ImageDataset, PackedDataset, Splits
 from cbml.errors import BadData, DamagedFile, MissingExtra
 from cbml.evaluation import Scores, evaluate
 from cbml.models import Embedder
+from cbml.program import command
 from cbml.report import (
     QueryTiles,
     Series,
@@ -74,7 +74,7 @@ def report_run(
         if len(dataset.images.class_names) > 1:
             classes = _class_table(title, dataset, embeddings)
     calibration, note = _calibration(folder, record)
-    name, gallery = (shlex.quote(str(path)) for path in (folder, folder / "gallery"))
+    gallery = folder / "gallery"
     write_run_page(
         folder / "report.html",
         record,
@@ -86,9 +86,9 @@ def report_run(
         calibration=calibration,
         calibration_note=note,
         next_commands=(
-            f"cbml index {name} {images_to_index(recorded_config(folder))} --out {gallery}",
-            f"cbml serve {gallery} --open",
-            f"cbml analyze {name}",
+            command("index", folder, *images_to_index(recorded_config(folder)), "--out", gallery),
+            command("serve", gallery, "--open"),
+            command("analyze", folder),
         ),
     )
 
@@ -152,7 +152,7 @@ def _calibration(folder: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any
     try:
         probability = run_calibration(folder)
     except DamagedFile:
-        return None, "calibration.json is damaged; write it again with cbml analyze."
+        return None, f"calibration.json is damaged; write it again with {command('analyze')}."
     if probability is None:
         return None, ""
     return probability.check.as_dict(), _unlike_test(record)
@@ -172,9 +172,9 @@ def _unlike_test(record: Mapping[str, Any]) -> str:
         return ""
     found = "more" if tested > held else "fewer"
     return (
-        f"The probabilities were fitted to held-out classes of about {held:.0f} images each; the "
-        f"test classes have about {tested:.0f}, so that a search finds {found} than they expect. "
-        "cbml index fits them again to a gallery that has labels."
+        f"The probabilities were fitted to about {held:.0f} held-out images of a class; the test "
+        f"has about {tested:.0f}, so that a search finds {found} than they expect. "
+        f"{command('index')} fits them again to a gallery that has labels."
     )
 
 

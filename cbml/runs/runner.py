@@ -15,6 +15,7 @@ from cbml.errors import BadData
 from cbml.files import write_csv
 from cbml.methods import cluster_count, cluster_labels, spread_labels
 from cbml.models import Embedder
+from cbml.program import command
 from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_execution, build_model, use_backbone, with_start
 from cbml.runs.compare import FREE, check_same_run
@@ -194,15 +195,15 @@ def _finish(
     if distributed.is_main_process and parts.config.data.labels == "known":
         classes, images = len(train.class_names), len(train)
         save_refinement(folder, parts.method, classes=classes, images=images)
-    with _optional(callback, "calibration.json", f"cbml analyze {folder}"):
+    with _optional(callback, "calibration.json", command("analyze", folder)):
         _calibrate(folder, parts, distributed)
     scores = before = None
     if test:
         scores, before = _test(folder, parts, fitted, distributed, callback)
-    with _optional(callback, "clusters.csv", f"cbml train --resume {folder}"):
+    with _optional(callback, "clusters.csv", command("train", "--resume", folder)):
         _note_clusters(folder, parts, distributed)
     if distributed.is_main_process:
-        with _optional(callback, "report.html", f"cbml evaluate {folder}"):
+        with _optional(callback, "report.html", command("evaluate", folder)):
             report_run(folder, model, _reported(parts), callback)
     return scores, before
 
@@ -216,7 +217,7 @@ def _test(
     mixed = refined(parts.method, embedded)
     plain = None if mixed is embedded else evaluate_by(parts.model, embedded)
     found, before = evaluate_by(parts.model, mixed), None
-    with _optional(callback, "test scores of the start", f"cbml evaluate {folder} --test"):
+    with _optional(callback, "test scores of the start", command("evaluate", folder, "--test")):
         if fitted.best_step == 0:
             before = found
         else:
@@ -226,7 +227,9 @@ def _test(
             before = evaluate_by(start, embedded_start)
     if distributed.is_main_process:
         reliability = None
-        with _optional(callback, "check of the probabilities", f"cbml analyze {folder} --test"):
+        with _optional(
+            callback, "check of the probabilities", command("analyze", folder, "--test")
+        ):
             reliability = _reliability(folder, mixed)
         note_test_evaluation(folder, found, reliability, start=before, plain=plain)
     return found.metrics, None if before is None else before.metrics

@@ -23,7 +23,7 @@ def test_check_tells_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture
     words = ["check", str(tmp_path / "set"), "--sheet", str(sheet), "--bad", str(bad)]
     assert run(*words) == 0
     shown = capsys.readouterr()
-    assert "folder, read as a folder for each class" in shown.out
+    assert f"{tmp_path / 'set'}: read as a folder for each class" in shown.out
     assert re.search(r"test +12 images +4 classes of 3\n", shown.out)
     assert "1 image cannot be read" in shown.out
     assert shown.err == ""  # quick enough to need no progress
@@ -87,6 +87,8 @@ def test_partial_datasets_are_reported(tmp_path: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "problem: train has 1 images of 1 classes, expected 5,864 of 100" in shown
     assert "200 classes with missing images\n    001.Black_footed_Albatross: 1 of 60" in shown
+    assert "    and 195 more (--json lists some)" in shown
+    assert shown.count("001.Black_footed_Albatross") == 1
 
 
 def test_list_names_every_set(capsys: pytest.CaptureFixture[str]) -> None:

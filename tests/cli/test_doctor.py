@@ -26,11 +26,16 @@ Requires-Dist: absent-package>=1; extra == "dev"
 """
 
 
+PIP = f"{Path(sys.executable).name} -m pip"  # of the Python that was called
+
+
 def doctor(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    here = {"PYTHONPATH": str(Path(cbml.__file__).parent.parent)}
+    here["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
         [sys.executable, "-m", "cbml", "doctor", *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(cbml.__file__).parent.parent)},
+        env={**os.environ, **here},
         capture_output=True,
         text=True,
         check=False,
@@ -74,15 +79,15 @@ def test_a_broken_installation_is_named_with_its_remedy(torn: Path) -> None:
     found = json.loads(result.stdout)
     old, absent, broken = found["problems"]
     assert old.startswith("rich: version ")
-    assert old.endswith("is too old; run  pip install 'rich>=9999.1'")
-    assert absent == "absent-package: not installed; run  pip install 'absent-package>=1'"
+    assert old.endswith(f"is too old; run  {PIP} install 'rich>=9999.1'")
+    assert absent == f"absent-package: not installed; run  {PIP} install 'absent-package>=1'"
     assert "torn: 2.0 is installed and cannot be imported (libtorn.so: not found); run" in broken
     assert found["packages"]["numpy"] is not None
     assert found["packages"]["torn"] is None
     assert found["extras"] == {
-        "here": {"missing": [], "install": "pip install 'cbml[here]'"},
-        "old": {"missing": ["numpy"], "install": "pip install 'cbml[old]'"},
-        "both": {"missing": ["numpy"], "install": "pip install 'cbml[both]'"},
+        "here": {"missing": [], "install": f"{PIP} install 'cbml[here]'"},
+        "old": {"missing": ["numpy"], "install": f"{PIP} install 'cbml[old]'"},
+        "both": {"missing": ["numpy"], "install": f"{PIP} install 'cbml[both]'"},
     }
     assert "problem   absent-package" in doctor(folder=torn).stdout
 

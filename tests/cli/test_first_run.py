@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbml.cli import program_name
 from cbml.data import load
 from cbml.gallery import Gallery
+from cbml.models import Embedder
+from cbml.program import program_name
 from cbml.progress import duration
 from cbml.training import ProgressCallback, StepReport, read_record
 from tests.fixtures import run_program as run
@@ -141,6 +142,35 @@ def test_a_run_reads_its_own_images_as_it_did_in_training(
     assert run(["index", str(out), str(folder), "--out", str(tmp_path / "other")]) == 0
     with Gallery(tmp_path / "other") as opened:
         assert {image.label for image in opened.images} == {path.name for path in folder.iterdir()}
+    capsys.readouterr()
+    assert run(["evaluate", str(out), str(flat), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["classes"]) == wanted
+
+
+def test_columns_of_a_table_are_named_wherever_it_is_read(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, model = tmp_path / "Liste.csv", tmp_path / "model"
+    rows = [f"{path};{path.parent.name}\n" for path in sorted(folder.rglob("*.png"))]
+    table.write_text("Datei;Gruppe\n" + "".join(rows))
+    Embedder("conv4", dim=8).save(model)
+    vectors = tmp_path / "v.npz"
+    verbs = {
+        "embed": ["embed", str(model), str(table), "--out", str(vectors)],
+        "evaluate": ["evaluate", str(model), str(table), "--json"],
+        "index": ["index", str(model), str(table), "--out", str(tmp_path / "gallery")],
+    }
+    columns = ["--path-column", "Datei", "--label-column", "Gruppe"]
+    for words in verbs.values():
+        assert run(words) == 3
+        assert "--path-column" in capsys.readouterr().err, "the remedy is an option of the verb"
+        assert run([*words, *columns]) == 0
+    kinds = {path.name for path in folder.iterdir()}
+    assert set(np.load(vectors)["labels"].tolist()) == kinds
+    assert run([*verbs["evaluate"], *columns]) == 0
+    assert set(json.loads(capsys.readouterr().out.splitlines()[-1])["classes"]) == kinds
+    assert run(["evaluate", str(model), *columns]) == 2
+    assert "these are for DATA" in capsys.readouterr().err
 
 
 def test_a_training_that_did_not_help_says_so_in_its_last_line(

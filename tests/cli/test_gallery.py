@@ -82,6 +82,10 @@ def test_search_table(capsys: pytest.CaptureFixture[str], gallery: Path, files: 
     assert code == 0
     assert out.count("class 1/0.png") >= 2
     assert "probability" not in out
+    assert "label" in out
+    _, out, _ = run(capsys, "search", gallery, query, "--text", "alone")
+    assert "alone.png" in out
+    assert "label" not in out, "no column of nothing"
 
 
 def test_names_are_whole_in_a_file(

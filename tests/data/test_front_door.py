@@ -15,12 +15,13 @@ from PIL import Image
 from pyarrow import parquet
 
 import cbml
-from cbml.cli import main, program_name
+from cbml.cli import main
 from cbml.data import ImageDataset, Splits, check, datasets, load, load_anyway, pack, read_image
 from cbml.data.folder import find_pattern
 from cbml.data.splits import hold_out_images
 from cbml.errors import BadData
 from cbml.gallery import list_images
+from cbml.program import program_name
 from cbml.runs import RunConfig, load_splits
 from tests.data.image_files import save_image
 
@@ -516,6 +517,20 @@ def test_the_next_command_is_one_that_works(
     assert lines[-1] == "  next:  solve the problem above, then check again"
     named = ("--path-column", "Bild", "--label-column", "Art")
     assert checked(capsys, path, *named)[-1].split("    #")[0].endswith(" ".join(named))
+
+
+def test_what_is_left_of_a_benchmark_can_be_trained_on_as_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    products = tmp_path / "products"
+    save_all(products, [f"bicycle_final/{n}.png" for n in range(8)])
+    (products / "Ebay_test.txt").write_text("image_id class_id super_class_id path\n")
+    lines = checked(capsys, products)
+    assert f"sop: {products} lacks Ebay_train.txt" in lines[1]
+    assert f"train {products} --as folder --labels none " in lines[-1]
+    with pytest.raises(BadData, match="lacks Ebay_train"):
+        load(products)
+    assert len(load(products, "folder").train) == 8
 
 
 def test_metadata_is_not_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

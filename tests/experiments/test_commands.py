@@ -142,6 +142,10 @@ def test_a_list_tells_needs_and_costs(capsys: pytest.CaptureFixture[str]) -> Non
     assert "no weights" in row["needs"]
     assert run(["reproduce", "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(tables), "one line for each table"
+    assert run(["reproduce", "--list", "--only", "CBML"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert {"loss-ablation", "leaderboard"} <= set(names)
+    assert "averaging" not in names, "tables without such a row are left out"
 
 
 def test_the_leaderboard_is_listed_with_its_entries(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,6 +158,13 @@ def test_the_leaderboard_is_listed_with_its_entries(capsys: pytest.CaptureFixtur
     assert head.startswith("leaderboard          1 row, ")
     assert "images of CUB" in row
     assert rows["cbml"]["hours"] == rows["hdc"]["hours"] > 0
+    assert run(["reproduce", "leaderboard", "--labels", "none", "--list", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert "without labels" in found["title"]
+    unlabeled = find_entries(labels="none")
+    assert [row["row"] for row in found["rows"]] == [entry.name for entry in unlabeled]
+    assert run(["reproduce", "leaderboard", "--list", "--only", "CBML"]) == 0, "in any case"
+    assert capsys.readouterr().out.splitlines()[1].split()[0] == "cbml"
 
 
 @pytest.mark.parametrize(
@@ -172,6 +183,7 @@ def test_the_leaderboard_is_listed_with_its_entries(capsys: pytest.CaptureFixtur
         (["figure-terms", "--set", "target_mix=0.1,0.9"], 3, "give each --set one value"),
         (["figure-examples", "--scale", "full"], 3, "choose it with --data cars or cub or inshop"),
         (["lambda", "--list", "--only", "nothing"], 3, "matches no row"),
+        (["lambda", "--list", "--labels", "none"], 2, "is for the leaderboard"),
         (
             ["pseudo", "--only", "CBML*", "--search", "learning_rate=1e-5:1e-3"],
             3,
@@ -224,4 +236,10 @@ def test_missing_images_say_what_to_provide(
 ) -> None:
     words = ["reproduce", "lambda", "--data", "cub", "--out", str(tmp_path), "--seeds", "1"]
     assert run(words) == 3
-    assert "cbml data get cub" in " ".join(capsys.readouterr().err.split())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cbml data get cub" in line
+    words = ["reproduce", "pseudo", "--scale", "full", "--only", "CBML", "--out", str(tmp_path)]
+    assert run(words) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3, "one for each dataset, and none twice"
+    assert all("--root" in line and "and 2 more" in line for line in lines)

@@ -94,8 +94,10 @@ def test_the_plan_is_said_recorded_and_kept(
     monkeypatch.setattr(planning, "_FEWEST_STEPS", 1)
     monkeypatch.setattr(Planner, "_image_time", lambda *_: ImageTime(0.01, 0.0))
     open_config = small(source, steps=None, minutes=0.02).replace(model={"crop": 0})
+    begun = Heard(stop_at=2)
     with pytest.raises(Interrupted):
-        run(open_config, tmp_path / "run", callback=Heard(stop_at=2))
+        run(open_config, tmp_path / "run", callback=begun)
+    assert not any("hardly moves" in line for line in begun.lines)
     chosen = recorded_config(tmp_path / "run")
     assert chosen.model.crop == 16
     assert chosen.training.minutes is None
@@ -114,6 +116,18 @@ def test_the_plan_is_said_recorded_and_kept(
     run(more, tmp_path / "run", resume=True, callback=Callback())
     with pytest.raises(BadData, match="fixed when it starts"):
         resumed_config(tmp_path / "run", ["minutes=3"])
+
+
+def test_too_few_minutes_are_said_to_be_so(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "CROPS", (12,))
+    monkeypatch.setattr(Planner, "_image_time", lambda *_: ImageTime(0.01, 0.0))
+    config = small(source, steps=None, minutes=0.02).replace(model={"crop": 0})
+    heard = Heard()
+    found = run(config, tmp_path / "run", callback=heard)
+    (line,) = [line for line in heard.lines if "hardly moves" in line]
+    assert f"leave time for {found.fitted.steps} steps; below about 100" in line
 
 
 def test_planning_leaves_no_trace_in_what_is_learned(

@@ -60,7 +60,8 @@ def test_what_was_trained_and_what_the_scores_are_for(run: Path) -> None:
     assert "Held-out classes are never trained on" in page
     record["data"] = {"shared_classes": 4}
     sections["method"] = {"name": "hdc"}
-    write_run_page(run / "report.html", record, read_metrics(run))
+    check = {"ece": 0.1, "brier": 0.2, "confidence": [0.5], "accuracy": [0.4], "counts": [9]}
+    write_run_page(run / "report.html", record, read_metrics(run), calibration=check)
     page = (run / "report.html").read_text()
     assert "photos, conv4, method hdc" in page
     assert "Scores are for new images of known classes. Held-out images are never" in page
@@ -105,6 +106,14 @@ def test_a_line_of_any_size_is_drawn(size: float) -> None:
     chart = line_chart("L_N", [(0, size), (1, 2 * size), (2, 3 * size)])
     low, middle, high = (float(pair.split(",")[1]) for pair in _points(chart).split())
     assert low > middle > high, "higher numbers stand higher up"
+
+
+def test_a_line_of_equal_values_ends_at_them() -> None:
+    chart = line_chart("Recall@1", [(0, 1.0), (5, 1.0)])
+    assert ">1</text>" in chart
+    assert ">0</text>" in chart
+    assert ">1.5</text>" not in chart
+    assert line_chart("L_2", [(0, 0.0), (5, 0.0)]), "nothing to span"
 
 
 def _points(chart: str) -> str:
@@ -153,7 +162,7 @@ def test_a_calibration_that_was_altered_is_not_shown(tmp_path: Path) -> None:
     assert note == ""
     counts = {"validation": {"images": 296, "classes": 60}, "test": {"images": 2485, "classes": 81}}
     tested = {"data": {"counts": counts}, "test_reliability": {}}
-    said = "held-out classes of about 5 images each; the test classes have about 31"
+    said = "about 5 held-out images of a class; the test has about 31"
     assert said in _calibration(tmp_path, tested)[1], "why they are far off"
     assert _calibration(tmp_path, {"data": {"counts": counts}})[1] == "", "nothing was tested"
     counts["validation"]["classes"] = 10

@@ -14,6 +14,7 @@ from cbml.data.decode import read_bytes
 from cbml.data.discovery import Found
 from cbml.data.spec import DatasetSpec
 from cbml.errors import BadData, MissingExtra
+from cbml.program import installation
 
 _SKIN_TONES = frozenset(range(0x1F3FB, 0x1F400))
 _FLAG_LETTERS = range(0x1F1E6, 0x1F200)
@@ -56,7 +57,8 @@ def _installed() -> Path:
 
 def _distinct(folder: Path) -> dict[tuple[int, ...], list[Path]]:
     if not folder.is_dir():
-        raise BadData(f"emoji: {folder} is not a folder; install one:  pip install 'cbml[demo]'")
+        install = installation("cbml[demo]")
+        raise BadData(f"emoji: {folder} is not a folder; install one:  {install}")
     images: dict[tuple[int, ...], list[tuple[str, Path]]] = defaultdict(list)
     uses: Counter[str] = Counter()
     for path in sorted(folder.glob("*/U+*.png")):

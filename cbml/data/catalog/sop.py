@@ -56,6 +56,9 @@ def _numbered(root: Path) -> Found:
     found = Found("a folder for each class, by number", root)
     folders = class_folders(root)
     if not any(name.isdecimal() and 1 <= int(name) <= 22_634 for name in folders):
+        absent = [name for name in _LISTS.values() if locate(root, [name]) is None]
+        if len(absent) == 1:
+            raise BadData(f"sop: {root} lacks {absent[0]}; take it from the official archive")
         raise unrecognized(
             "sop",
             root,

@@ -73,7 +73,7 @@ async function start(signal) {
 /** What the probabilities were tested on. */
 function checked({ probability_check: check }) {
   if (!check) return "";
-  const where = check.on === "gallery" ? "of this gallery, for labels that the fit had not seen" : "for classes held out of training";
+  const where = check.on === "gallery" ? "of this gallery, for labels that the fit had not seen" : "for images held out of training";
   return `Match probabilities were tested on ${plural(check.results, "search result")} ${where}: they are ${(100 * check.error).toFixed(1)} points off on average.`;
 }
 

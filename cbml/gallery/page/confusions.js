@@ -10,7 +10,7 @@ const PAGE = 20;
 export async function build(state, info, signal) {
   if (!info.has_scores) return { node: notice("No labels, no confusions", "This gallery has no two images of one label, so nothing can be taken for something else.") };
   const found = await get("confusions", { limit: PAGE, label: state.label }, signal);
-  if (!found.total) return { node: await empty(state, signal), said: "No confusions" };
+  if (!found.total) return { node: await empty(state, info, signal), said: "No confusions" };
   const list = element("ol", { class: "confusions", "aria-label": "Confusions" });
   const shown = { title: "Confusions", address: location.href, facts: { errors: found.errors }, parts: [] };
   const more = element("button", { type: "button", click: next }, "Show more");
@@ -51,12 +51,12 @@ function row({ label, taken_for: other, count: times, examples }) {
     element("ol", { class: "examples", "aria-label": `${label} taken for ${other}` }, pairs));
 }
 
-async function empty(state, signal) {
+async function empty(state, info, signal) {
   if (state.label) {
     const unknown = await emptyLabel(state, signal);
     return unknown ?? notice(`“${state.label}” is not confused`, "No image of this label is taken for another, and none of another for it.");
   }
-  return notice("No confusions", "The nearest image of every query has its label. Galleries made by an earlier version are looked through once cbml index has run again.");
+  return notice("No confusions", `The nearest image of every query has its label. Galleries made by an earlier version are looked through once ${info.program} index has run again.`);
 }
 
 function notice(title, text) {

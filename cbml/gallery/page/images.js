@@ -20,7 +20,7 @@ export function build(state, info, signal) {
 async function browse(state, info, signal) {
   const filters = { label: state.label, text: state.text, limit: PAGE };
   const found = await get("images", { ...filters, offset: 0 }, signal);
-  if (!info.images) return { node: emptyGallery() };
+  if (!info.images) return { node: emptyGallery(info) };
   if (!found.total) return { node: (await emptyLabel(state, signal)) ?? nothing(), said: "No image matches." };
   const filtered = Boolean(state.label || state.text);
   const list = grid(found.images, { name: "All images" });
@@ -74,10 +74,10 @@ function onward(list, found, shown, more) {
   return holder;
 }
 
-function emptyGallery() {
+function emptyGallery(info) {
   return element("div", { class: "notice" }, element("h2", {}, "This gallery has no images yet"),
     element("p", {}, "Fill it from a trained run and a folder of images, then reload:"),
-    element("pre", {}, "cbml index RUN IMAGES --out GALLERY"));
+    element("pre", {}, `${info.program} index RUN IMAGES --out ${info.folder}`));
 }
 
 function nothing() {

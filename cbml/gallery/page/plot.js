@@ -2,6 +2,8 @@
 // under the pointer, which lie within an outline. Knows nothing of the service.
 
 const CELLS = 128; // the grid of the pointer's search, per side
+const EDGE = 35; // pixels around the points when all are shown
+const TOOLS = 60; // and above them, where the buttons are
 
 export class Plot {
   /** Points in the unit square; `colors` are 0xAABBGGRR numbers, one for each point. */
@@ -40,11 +42,12 @@ export class Plot {
     if (first) this.fit();
   }
 
+  /** Show everything, with the first row below the buttons. */
   fit() {
-    this.home = Math.max(40, Math.min(this.width, this.height) - 70);
+    this.home = Math.max(40, Math.min(this.width - 2 * EDGE, this.height - TOOLS - EDGE));
     this.scale = this.home;
     this.left = (this.width - this.scale) / 2;
-    this.top = (this.height - this.scale) / 2;
+    this.top = (this.height + TOOLS - EDGE - this.scale) / 2;
   }
 
   toScreen(x, y) { return [this.left + x * this.scale, this.top + (1 - y) * this.scale]; }

@@ -172,6 +172,8 @@ def test_a_telephone_needs_no_sideways_scrolling(visit_of: Any, address: str, vi
     with visit_of(address, viewport={"width": 390, "height": 844}) as visit:
         page = visit.open(view, wait=".tile, .plot")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        tabs = [tab.bounding_box() for tab in page.locator("nav a").all()]
+        assert all(box["x"] + box["width"] <= 390 for box in tabs), "every view can be seen"
 
 
 def test_one_image_without_a_label(visit_of: Any, images: list[ImageRef], tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_the_header_says_what_was_tested_and_what_was_trained_on(
     words = page.locator("#about").inner_text()
     assert f"tested on {check['results']:,} search results" in words
     assert f"{100 * check['error']:.1f} points off" in words
-    assert "classes held out of training" in words
+    assert "images held out of training" in words
     assert "Whether training images are among these is not known." in words
     model = Embedder("conv4", dim=16, weights="none", seed=0)
     for paths, expected in (

@@ -58,11 +58,11 @@ def moved_words(result: dict[str, Any]) -> str:
 
 
 def screen_places(visit: Visit) -> dict[int, tuple[float, float]]:
-    """Where each image lies on the screen: the whole map fits into a square in the middle."""
+    """Where each image lies on the screen: the whole map fits into a square below the buttons."""
     box = visit.page.locator(".plot canvas").last.bounding_box()
-    side = min(box["width"], box["height"]) - 70
+    side = min(box["width"] - 70, box["height"] - 60 - 35)
     left = box["x"] + (box["width"] - side) / 2
-    top = box["y"] + (box["height"] - side) / 2
+    top = box["y"] + (box["height"] + 60 - 35 - side) / 2
     data = visit.api("map")
     columns = zip(data["ids"], data["x"], data["y"], strict=True)
     return {i: (left + x / 65535 * side, top + (1 - y / 65535) * side) for i, x, y in columns}
@@ -71,6 +71,8 @@ def screen_places(visit: Visit) -> dict[int, tuple[float, float]]:
 def test_the_map_shows_a_image_under_the_pointer_and_a_click_searches(visit: Visit) -> None:
     page = visit.open("?view=map", wait=".plot")
     places = screen_places(visit)
+    tools = page.locator(".tools").bounding_box()
+    assert min(y for _, y in places.values()) > tools["y"] + tools["height"] + 6, "none is covered"
     number, (x, y) = max(places.items(), key=lambda item: apart(item, places))
     page.mouse.move(x, y)
     page.wait_for_selector(".hover:visible")
