@@ -13,6 +13,7 @@ from scipy.special import expit
 from cbml.bayes.calibration import Line, Odds, Reliability, as_record, read_fields
 from cbml.bayes.fitting import fit_odds
 from cbml.bayes.neighbors import (
+    FEWEST_CLASSES,
     SHARED_FROM,
     SHARED_UP_TO,
     ExpectedPositives,
@@ -109,6 +110,11 @@ class MatchProbability:
         sizes = np.unique(query_gallery.codes, return_counts=True)[1]
         if sizes.max() < 2:
             raise BadData("labels: no two images share a class, so no result is relevant")
+        if (classes := int((sizes > 1).sum())) < FEWEST_CLASSES:
+            raise BadData(
+                "labels: probabilities need at least "
+                f"{FEWEST_CLASSES} classes of two images or more, got {classes}; hold out more"
+            )
         expected = ExpectedPositives.of_classes(sizes)
         # Each was searched for among the others.
         positives = expected.own_positives

@@ -22,6 +22,8 @@ COHORT = 10
 SPARE = 1.5
 # No list is searched farther than this: classes may have any number of images.
 DEEPEST = 1000
+# Two classes are no picture of a gallery: next to nothing else is irrelevant among them.
+FEWEST_CLASSES = 3
 # What a gallery with labels must have for weights of its own.
 ENOUGH_IMAGES, ENOUGH_CLASSES = 200, 5
 # The nearest images of a query and of a result are compared where so many can be relevant: among

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cbml import MatchProbability
-from cbml.bayes import Reliability, check_results, probability_for
+from cbml.bayes import Reliability, check_results, match_probability, probability_for
 from cbml.bayes.calibration import Odds
 from cbml.errors import BadData
 from tests.bayes.cases import Set, crowded, neighbors_of
@@ -135,7 +135,9 @@ def test_for_gallery_without_labels_keeps_the_expected_number(fitted: MatchProba
             fitted.for_gallery(rows, positives=wrong)
 
 
-def test_probabilities_that_mislead_about_known_labels_are_left_out() -> None:
+def test_probabilities_that_mislead_about_known_labels_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def rows(classes: int, common: float, noise: float) -> tuple[Any, Any]:
         random = np.random.default_rng(classes)
         labels = np.repeat(np.arange(classes), 8)
@@ -143,6 +145,7 @@ def test_probabilities_that_mislead_about_known_labels_are_left_out() -> None:
         drawn += noise * random.normal(size=drawn.shape)
         return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32), labels
 
+    monkeypatch.setattr(match_probability, "FEWEST_CLASSES", 2)
     many, few = (MatchProbability.fit(*rows(classes, 0.0, 1.0)) for classes in (6, 2))
     assert probability_for(many, *rows(12, 0.0, 1.0)) is not None
     for fitted, common, noise in ((few, 0.0, 1.0), (many, 3.0, 0.5)):

@@ -35,6 +35,18 @@ def same_cache(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CBML_CACHE", str(finished.parent / "cache"))
 
 
+def test_few_held_out_classes_are_said_to_say_little(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(read_record(finished)["config"]["data"]["source"])
+    assert run(["train", data, *SMALL, "--out", str(tmp_path / "three")]) == 0
+    assert "fitted to only 3 held-out classes" in capsys.readouterr().err
+    two = [*SMALL, "--set", "validation=0.3", "--out", str(tmp_path / "two")]
+    assert run(["train", data, *two]) == 0
+    assert "at least 3 classes of two images or more, got 2" in capsys.readouterr().err
+    assert not (tmp_path / "two" / "calibration.json").exists()
+
+
 def test_training_leaves_constants_and_probabilities(finished: Path) -> None:
     record = read_record(finished)
     parameters = record["parameters"]
