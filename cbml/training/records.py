@@ -256,7 +256,7 @@ def _seal(record: Mapping[str, Any]) -> str:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl; one that a kill has cut is left out.
+    """The whole lines of metrics.jsonl; what a kill has cut or damage has changed is left out.
 
     Args:
         folder: Folder of the run.
@@ -268,11 +268,19 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     for text in read_text(path, errors="replace").splitlines():
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
+        if isinstance(line, dict) and type(line.get("step")) is int and _are_scores(line):
             lines.append(line)
     return lines
+
+
+def _are_scores(line: Mapping[str, Any]) -> bool:
+    """Whether the validation of a line, if it has one, is numbers: the file has no seal."""
+    scores = line.get("validation", {})
+    return isinstance(scores, dict) and all(
+        value is None or type(value) in (int, float) for value in scores.values()
+    )
 
 
 def _number(value: Any) -> Any:
