@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cbml.errors import BadData, DamagedFile, FolderInUse
+from cbml.regular import check_regular, open_regular, read_file, read_text
 
 __all__ = [
     "check_name",
@@ -93,6 +94,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
         path: The file to create or replace.
     """
     target = Path(os.path.realpath(path))
+    check_regular(target)  # else a link to a device would have the device itself replaced
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     os.close(handle)
     temporary = Path(name)
@@ -141,7 +143,7 @@ def sha256(path: Path) -> str:
     Args:
         path: The file to read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -261,7 +263,7 @@ def _checked_parts(folder: Path, kind: str) -> tuple[dict[str, Path], dict[str, 
 def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         manifest = json.loads(text)
         as_written = isinstance(manifest, dict) and text == _json_text(manifest)
     except FileNotFoundError:
@@ -283,7 +285,7 @@ def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
 
 def _manifest_bytes(folder: Path) -> bytes | None:
     try:
-        return (folder / MANIFEST).read_bytes()
+        return read_file(folder / MANIFEST)
     except OSError:
         return None
 

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.isotonic import IsotonicRegression
 
 from cbml.errors import DamagedFile
+from cbml.regular import read_text
 
 # Log odds as lines and curves.
 
@@ -311,7 +312,7 @@ def read_fields(path: Path) -> dict[str, Any]:
 def _unsealed(path: Path) -> dict[str, Any]:
     """What the file holds, if its checksum says that nobody has altered it."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path}: not readable as JSON ({error}); restore a copy") from None
     if not isinstance(record, dict) or record.get("kind") not in (KIND, *_EARLIER):

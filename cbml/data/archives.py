@@ -26,6 +26,7 @@ from typing import IO
 from cbml.data.downloads import cache_folder
 from cbml.errors import BadData
 from cbml.files import locked
+from cbml.regular import open_regular
 
 _SUFFIXES = (".tgz", ".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
 _CHUNK = 1 << 20
@@ -205,7 +206,7 @@ def _write(archive: Path, source: IO[bytes], place: Path, meter: _Meter | None) 
 
 @contextlib.contextmanager
 def _decompressed(archive: Path) -> Iterator[IO[bytes]]:
-    with archive.open("rb") as file:
+    with open_regular(archive) as file:
         magic = file.read(6)
         file.seek(0)
         if magic.startswith(b"\x1f\x8b"):
@@ -252,7 +253,7 @@ class _Metered:
 
 def _check_directory(archive: Path) -> None:
     """Refuse a zip whose list of members alone would fill the memory."""
-    with archive.open("rb") as file:
+    with open_regular(archive) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 65_557))
         tail = file.read()

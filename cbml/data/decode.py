@@ -8,8 +8,6 @@ ours before a pixel is decoded.
 import functools
 import hashlib
 import io
-import os
-import stat
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +23,7 @@ from cbml.data.transforms import resized_short_side
 from cbml.errors import BadData
 from cbml.files import write_csv
 from cbml.program import command
+from cbml.regular import open_regular
 
 # Pillow knows about forty formats; these six are what collections of images consist of. HEIC, the
 # format of many phones, comes with an extra.
@@ -49,13 +48,6 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _ORIENTATION = 0x0112
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-}
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -68,24 +60,6 @@ class UnreadableImage(BadData):
         super().__init__(f"{path}: {reason}")
         self.path = Path(path)
         self.reason = reason
-
-
-def open_regular(path: Path) -> io.BufferedReader:
-    """The file, opened for reading; raises OSError for anything but a regular file.
-
-    Opening a named pipe would wait for a writer for ever, and opening a device may do anything.
-
-    Args:
-        path: A file, or a symbolic link to one.
-    """
-    _check_kind(path, os.stat(path).st_mode)  # before opening: a device may react to that
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    try:
-        _check_kind(path, os.fstat(descriptor).st_mode)  # what was opened may be another by now
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def read_bytes(path: Path) -> bytes:
@@ -164,12 +138,6 @@ def prefetch(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _check_kind(path: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "a special file")
-        raise OSError(None, f"{kind}, not a regular file", str(path))
 
 
 def _formats(content: bytes) -> tuple[str, ...]:

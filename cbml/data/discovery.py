@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from cbml.data.archives import folder_of
-from cbml.data.decode import SUFFIXES, open_regular
+from cbml.data.decode import SUFFIXES
 from cbml.data.image_dataset import ROLES, ImageDataset
 from cbml.errors import BadData
 from cbml.program import command
+from cbml.regular import open_regular
 
 ClassFolders = dict[str, list[Path]]
 

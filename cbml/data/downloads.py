@@ -13,6 +13,7 @@ from pathlib import Path
 from cbml.errors import BadData
 from cbml.files import locked
 from cbml.program import command
+from cbml.regular import open_regular
 
 
 def cache_folder() -> Path:
@@ -121,7 +122,7 @@ def _continue(file: Download, part: Path, progress: Progress | None) -> None:
             done = done if resumed else 0  # a server without ranges sends everything again
             left = int(response.headers.get("Content-Length") or 0)
             total = done + left
-            with part.open("ab" if resumed else "wb") as output:
+            with open_regular(part, "ab" if resumed else "wb") as output:
                 while chunk := response.read(_CHUNK):
                     output.write(chunk)
                     done += len(chunk)
@@ -148,7 +149,7 @@ def _check(part: Path, file: Download, remedy: str) -> None:
 
 def _digest(path: Path, file: Download) -> str:
     kind = file.digest.partition(":")[0]
-    with path.open("rb") as opened:
+    with open_regular(path) as opened:
         found = hashlib.file_digest(opened, lambda: hashlib.new(kind, usedforsecurity=False))
     return f"{kind}:{found.hexdigest()}"
 

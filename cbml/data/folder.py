@@ -9,12 +9,12 @@ from typing import Literal
 
 from PIL import Image
 
-from cbml.data.decode import open_regular
 from cbml.data.discovery import Found, image_folders, no_images, open_source
 from cbml.data.image_dataset import Splits
 from cbml.data.splits import SPLIT_NAMES, class_splits, stated_splits, unlabeled_splits
 from cbml.data.table import find_metadata, metadata_splits
 from cbml.errors import BadData
+from cbml.regular import open_regular
 
 Labels = Literal["folders", "names"]
 SplitBy = Literal["stated", "classes"]

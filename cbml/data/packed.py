@@ -39,6 +39,7 @@ from cbml.data.transforms import resized_short_side
 from cbml.data.transforms import short_side as side_for
 from cbml.errors import BadData, DamagedFile
 from cbml.files import load_folder, locked, save_folder
+from cbml.regular import open_regular
 
 KIND = "cbml packed images 2"
 PIXELS = "pixels.u8"
@@ -217,8 +218,8 @@ def _build(
     )
     with (
         contextlib.closing(decoded),
-        (folder / PIXELS).open("ab") as pixels,
-        (folder / JOURNAL).open("ab") as journal,
+        open_regular(folder / PIXELS, "ab") as pixels,
+        open_regular(folder / JOURNAL, "ab") as journal,
     ):
         for content, entry in decoded:
             pixels.write(content)
@@ -265,7 +266,10 @@ def _finished(folder: Path, count: int) -> list[Entry]:
     entries: list[Entry] = []
     kept = 0
     place = 0
-    with (folder / PIXELS).open("a+b") as pixels, (folder / JOURNAL).open("a+b") as journal:
+    with (
+        open_regular(folder / PIXELS, "a+b") as pixels,
+        open_regular(folder / JOURNAL, "a+b") as journal,
+    ):
         pixels.seek(0)
         journal.seek(0)
         for line in journal:

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from cbml.data.decode import open_regular
 from cbml.data.discovery import Found
 from cbml.data.image_dataset import ROLES, Splits
 from cbml.data.splits import SPLIT_NAMES, class_splits, stated_splits, unlabeled_splits
 from cbml.errors import BadData, MissingExtra
+from cbml.regular import open_regular
 
 _JSON_SUFFIXES = {".jsonl", ".ndjson"}
 _PARQUET_SUFFIXES = {".parquet", ".pq"}
@@ -253,7 +253,8 @@ def _read_parquet(source: Path) -> Columns:
     except ImportError:
         raise MissingExtra("pyarrow", "table") from None
     try:
-        content = parquet.read_table(source)
+        with open_regular(source) as file:
+            content = parquet.read_table(file)
     except (ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:100]
         raise BadData(f"{source}: not a Parquet table ({reason})") from None

@@ -17,6 +17,7 @@ from cbml.experiments.leaderboard import (
 from cbml.experiments.rendering import as_markdown, table_blocks
 from cbml.experiments.tables import TABLES
 from cbml.files import replaced_file
+from cbml.regular import read_text
 
 _OURS, _OTHERS = "#08519c", "#737373"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
@@ -76,7 +77,7 @@ def render_documents(docs: Path, results: Path) -> None:
     records = read_records(results)
     for name, render in DOCUMENTS.items():
         document = docs / name
-        text = rendered(document.read_text(encoding="utf-8"), render(records))
+        text = rendered(read_text(document), render(records))
         with replaced_file(document) as temporary:
             temporary.write_text(text, encoding="utf-8")
     for (data, labels), lines in leaderboard_lines(records).items():

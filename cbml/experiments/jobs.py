@@ -14,6 +14,7 @@ from typing import Any
 from cbml.errors import DamagedFile
 from cbml.experiments.rows import PAPER_RECIPE, Scale
 from cbml.files import locked, replaced_file
+from cbml.regular import read_file
 from cbml.runs import FLAT_KEYS, RunConfig, with_current_names
 from cbml.training import read_metrics, read_record
 
@@ -185,7 +186,7 @@ def read_records(path: Path) -> list[Record]:
         )
     records = []
     for file in files:
-        for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        for number, line in enumerate(read_file(file).splitlines(), start=1):
             try:
                 record = json.loads(line)
             except ValueError as error:  # of its letters as well

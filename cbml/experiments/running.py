@@ -20,6 +20,7 @@ from cbml.experiments.jobs import (
 )
 from cbml.experiments.sources import Sources
 from cbml.files import locked, write_json
+from cbml.regular import read_text
 from cbml.runs import (
     load_refinement,
     load_splits,
@@ -160,7 +161,7 @@ def _is_recorded(job: Job, out: Path) -> bool:
 def finished_scores(job: Job, folder: Path) -> dict[str, Any] | None:
     """The scores of a job's run if all that the job asks for are there."""
     try:
-        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+        scores = json.loads(read_text(folder / "scores.json"))
     except FileNotFoundError:
         return None
     done = "failed" in scores or all(split in scores for split in job.scored)
@@ -195,7 +196,7 @@ def _run(job: Job, folder: Path, sources: Sources, callback: Callback) -> Outcom
 
 def _known_scores(folder: Path) -> dict[str, Any]:
     path = folder / "scores.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    return dict(json.loads(read_text(path))) if path.exists() else {}
 
 
 def _best_validation(folder: Path) -> dict[str, float] | None:

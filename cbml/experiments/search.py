@@ -17,6 +17,7 @@ from cbml.experiments.plans import Plan, check_setting, table_rows, trial_job
 from cbml.experiments.rows import Row
 from cbml.experiments.running import run_jobs
 from cbml.experiments.sources import Sources
+from cbml.regular import check_regular
 from cbml.runs import plain_value
 from cbml.training import Callback
 
@@ -89,7 +90,9 @@ def _open_study(file: Path, label: str, fixed: Mapping[str, Any], space: Space) 
     ranges = {key: optuna.distributions.distribution_to_json(one) for key, one in space.items()}
     identity = _text({"row": label, "fixed": dict(fixed), "ranges": ranges})
     file.parent.mkdir(parents=True, exist_ok=True)
-    journal = JournalFileBackend(str(file.with_suffix(".optuna.log")))
+    log = file.with_suffix(".optuna.log")
+    check_regular(log)
+    journal = JournalFileBackend(str(log))
     return optuna.create_study(
         storage=JournalStorage(journal),
         study_name=f"{label} {hashlib.sha256(identity.encode()).hexdigest()[:16]}",

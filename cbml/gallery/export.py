@@ -21,6 +21,7 @@ from cbml.gallery.storage import read_state
 from cbml.gallery.thumbnails import near_duplicate_groups
 from cbml.models import Embedder
 from cbml.progress import Progress
+from cbml.regular import open_regular
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ class _Chunks:
         while self.folder is not None:
             try:
                 path = self.folder / f"{len(found):06}.npz"
-                with path.open("rb") as file, np.load(file) as arrays:
+                with open_regular(path) as file, np.load(file) as arrays:
                     found.append((arrays["reasons"].tolist(), arrays["vectors"]))
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
                 break

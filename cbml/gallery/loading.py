@@ -7,9 +7,9 @@ import itertools
 import json
 import math
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from cbml.gallery.images import GalleryImage, ImageRef
 from cbml.gallery.thumbnails import Signature, signature_of
 from cbml.models import Embedder, embed_outputs
 from cbml.outputs import Outputs, Reranker
+from cbml.regular import open_regular
 
 CHUNK = 256  # images
 _CPU, _NO_PIXELS = torch.device("cpu"), torch.empty(0, dtype=torch.uint8)
@@ -177,9 +178,7 @@ def as_outputs(vectors: NDArray[np.float32], parts: Parts) -> Outputs:
 
 def _load(ref: ImageRef, frame: Frame) -> LoadedImage:
     try:
-        if not stat.S_ISREG(os.stat(ref.path).st_mode):  # a pipe would be waited for without end
-            return _unreadable(ref, "not a regular file")
-        with open(ref.path, "rb") as file:
+        with open_regular(Path(ref.path)) as file:
             # Of the open file: what is hashed and decoded is what these values speak of.
             status = os.fstat(file.fileno())
             content = file.read(BYTE_LIMIT + 1)

@@ -31,6 +31,7 @@ from cbml.gallery.images import GalleryImage
 from cbml.gallery.thumbnails import SIGNATURE_SIZE
 from cbml.index import Kind, RerankerEntry, Store, find_reranker, open_store
 from cbml.program import command
+from cbml.regular import read_text
 
 if TYPE_CHECKING:
     from cbml.bayes import MatchProbability
@@ -161,7 +162,7 @@ def write_state(folder: Path, state: State) -> None:
 def _folders_in_use(folder: Path) -> set[str]:
     """Names of the folders that the present manifest speaks of."""
     try:
-        metadata = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["metadata"]
+        metadata = json.loads(read_text(folder / MANIFEST))["metadata"]
         return {f"model-{metadata['fingerprint']}", f"index-{metadata['generation']}"}
     except (OSError, KeyError, RecursionError, TypeError, ValueError):
         return set()
@@ -204,7 +205,7 @@ def _refuse_what_is_no_gallery(folder: Path) -> None:
         make = command("index", "RUN", folder, "--out", "gallery")
         raise BadData(f"{folder}: not a gallery; make one of the images in it:  {make}")
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(folder / MANIFEST))
         kind = str(manifest["kind"])
     except (OSError, KeyError, RecursionError, TypeError, ValueError):
         return  # what is wrong with it is said when it is read
@@ -225,7 +226,7 @@ def _images_text(state: State) -> str:
 
 
 def _read_images(path: Path) -> tuple[tuple[GalleryImage, ...], tuple[tuple[str, str], ...]]:
-    content = json.loads(path.read_text(encoding="ascii"))
+    content = json.loads(read_text(path))
     if tuple(content["columns"]) != _COLUMNS:
         raise ValueError(f"other columns than {', '.join(_COLUMNS)}")
     for row in content["rows"]:

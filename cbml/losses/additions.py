@@ -13,6 +13,9 @@ from cbml.losses.kernel import Formula
 from cbml.losses.options import Reduction, check_count, check_number
 from cbml.losses.terms import LossTerms, PairLoss
 
+# Unit vectors whose mean is shorter than this cancel each other out.
+_NO_DIRECTION = 1e-6
+
 
 class MetricVariance(PairLoss):
     """Keep the similarities of each anchor to its negatives close to one value.
@@ -210,6 +213,8 @@ class WithProxies(MetricLoss):
         units = functional.normalize(embeddings.detach().to(self.proxies.dtype), dim=1)
         for label in torch.unique(labels[~self.met[labels]]).tolist():
             mean = units[labels == label].mean(dim=0)
+            if float(torch.linalg.vector_norm(mean)) < _NO_DIRECTION:
+                continue  # opposite embeddings; the next batch may have others
             self.proxies[label] = functional.normalize(mean, dim=0)
             self.met[label] = True
 

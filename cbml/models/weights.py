@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from cbml.errors import BadData, DamagedFile, MissingExtra
 from cbml.files import consistent, load_folder, save_folder, sha256, write_json
 from cbml.models.backbones import Backbone, find_backbone, import_timm
+from cbml.regular import read_text
 
 Tensors = dict[str, Tensor]
 
@@ -294,7 +295,7 @@ def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if set(parts) != {"model.safetensors", "model.json"}:
         raise DamagedFile(f"{folder}: a saved model has model.safetensors and model.json")
     try:
-        settings = json.loads(parts["model.json"].read_text(encoding="utf-8"))
+        settings = json.loads(read_text(parts["model.json"]))
     except ValueError as error:
         raise DamagedFile(f"{parts['model.json']}: not readable as JSON ({error})") from None
     if not _is_settings(settings):

@@ -153,8 +153,9 @@ def score_position(name: str) -> tuple[int, str]:
     Args:
         name: Such as "recall@1" or "map@r".
     """
-    if name.startswith("recall@"):
-        return int(name.removeprefix("recall@")), name
+    depth = name.removeprefix("recall@")
+    if depth != name and depth.isdecimal():  # a name may be of a user's own metric
+        return int(depth), name
     known = list(_NAMES)
     return 10**9 + (known.index(name) if name in known else len(known)), name
 

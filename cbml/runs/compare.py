@@ -152,11 +152,28 @@ def _scores(run: Path) -> dict[str, float]:
 
 def _notes(runs: tuple[Path, Path]) -> list[str]:
     records = [read_record(run) for run in runs]
-    counts = [record.get("data", {}).get("counts") for record in records]
-    notes = []
-    if counts[0] != counts[1]:
-        notes.append("the runs used different images or splits: their scores cannot be compared")
+    notes = [note] if (note := _of_other_images(runs, *records)) else []
     for run, record in zip(runs, records, strict=True):
         if not record.get("finished"):
             notes.append(f"{run}: not finished")
     return notes
+
+
+def _of_other_images(runs: tuple[Path, Path], first: dict[str, Any], second: dict[str, Any]) -> str:
+    """Why scores cannot be compared, or not all of them; "" where they can."""
+
+    def differ(*names: str) -> bool:
+        one, two = (record.get("data", {}) for record in (first, second))
+        return any(one.get(name) != two.get(name) for name in names)
+
+    if differ("dataset", "counts"):
+        return "the runs used different images or splits: their scores cannot be compared"
+    sources = [recorded_config(run).data.source for run in runs]
+    if sources[0] != sources[1]:
+        return (
+            f"the images are of {sources[0]} and {sources[1]}: their scores can be compared only "
+            "if these hold the same"
+        )
+    if differ("seed", "validation"):
+        return "other training classes were held out: compare test scores, not held-out ones"
+    return ""

@@ -20,6 +20,7 @@ from cbml.files import write_json
 from cbml.models import Embedder
 from cbml.program import command
 from cbml.progress import reporter
+from cbml.regular import read_text
 from cbml.report import Table, write_page
 from cbml.runs.build import build_model, load_splits
 from cbml.runs.compare import as_recorded
@@ -187,7 +188,7 @@ def demonstrate(
 def _kept(folder: Path, config: RunConfig) -> Demonstration | None:
     """The result of an earlier call, if it was the same and all of it is still there."""
     try:
-        record = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+        record = json.loads(read_text(folder / _RESULT))
         facts = {name: value for name, value in record["result"].items() if name != "sentence"}
         result = Demonstration(**{**facts, "folder": folder, "reused": True})
     except (OSError, ValueError, KeyError, TypeError):

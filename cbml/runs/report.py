@@ -111,11 +111,18 @@ def _gained(
 
 
 def _some_classes(images: ImageDataset) -> ImageDataset:
-    """Whole classes in a fixed random order, as many as fit."""
+    """Whole classes in a fixed random order, as many as fit; parts of two where they do not.
+
+    All pairs of these images are looked at, in memory that grows with the square of their number.
+    """
+    if len(images) <= _IMAGES:
+        return images
     sizes = images.class_sizes()
     order = np.random.default_rng(0).permutation(len(sizes))
     count = max(2, int((np.cumsum(sizes[order]) <= _IMAGES).sum()))
-    return images if len(images) <= _IMAGES else images.of_classes(np.sort(order[:count]))
+    chosen = images.of_classes(np.sort(order[:count]))
+    every = -(-len(chosen) // _IMAGES)
+    return chosen.subset(np.arange(0, len(chosen), every)) if every > 1 else chosen
 
 
 def class_scores(scores: Scores, names: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -175,6 +175,8 @@ def fitted_sizes(
         classes: Number of classes that the user gave, if any.
         images: Number of images of a class that the user gave, if any.
     """
+    if not len(sizes):
+        raise BadData("images: no labeled images to make batches of; give some of two classes")
     if images is not None:
         chosen, unit = min(CLASSES_PER_BATCH, len(sizes)), _unit(processes, images)
         return (max(chosen // unit, 1) * unit if classes is None else classes), images

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cbml.errors import DamagedFile
 from cbml.files import load_folder, save_folder, write_json
+from cbml.regular import read_text
 from cbml.training.guards import NonFiniteError
 
 KIND = "cbml checkpoint 2"
@@ -137,7 +138,7 @@ def _read(folder: Path) -> Checkpoint:
     if set(parts) != {"tensors.safetensors", "state.json"}:
         raise DamagedFile(f"{folder}: not the parts of a checkpoint")
     try:
-        state = json.loads(parts["state.json"].read_text(encoding="utf-8"))
+        state = json.loads(read_text(parts["state.json"]))
         tensors = safetensors.torch.load_file(parts["tensors.safetensors"])
         checkpoint = Checkpoint(int(about["step"]), tensors, dict(state))
     except Exception as error:  # the sums are right, so somebody meant it: still no traceback

@@ -23,6 +23,7 @@ from torch import Tensor
 from cbml.errors import BadData, stop_signals
 from cbml.files import write_json
 from cbml.progress import say
+from cbml.regular import read_text
 
 # Far above what one process may wait for another that writes a checkpoint. A process that dies is
 # noticed at once, by its closed connection or by torchrun.
@@ -243,7 +244,7 @@ def run_processes(count: int, words: Sequence[str], how_to_resume: str) -> int:
     with tempfile.TemporaryDirectory(prefix="cbml-") as folder:
         word = Path(folder) / "last-word.json"
         asked, code = _watched(_command(count, words), _environment(count, word), word)
-        said = json.loads(word.read_text(encoding="utf-8")) if word.exists() else None
+        said = json.loads(read_text(word)) if word.exists() else None
     if asked:
         name = signal.Signals(asked[0]).name
         say(f"stopped by {name}; resume with:  {how_to_resume}")

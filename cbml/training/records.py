@@ -10,6 +10,7 @@ from typing import Any
 
 from cbml.errors import BadData, DamagedFile, MissingExtra
 from cbml.files import replaced_file, write_json
+from cbml.regular import open_regular, read_text
 
 _NO_CURVES = ("step", "best", "seconds")
 
@@ -164,8 +165,9 @@ class Records:
         if self.writes and self.folder is not None:
             clean = {name: _number(value) for name, value in line.items()}
             self._check_folder()
-            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(clean, allow_nan=False) + "\n")
+            text = json.dumps(clean, allow_nan=False) + "\n"
+            with open_regular(self.folder / "metrics.jsonl", "ab") as file:
+                file.write(text.encode())
             if self._tensorboard is not None:
                 self._tensorboard.add(clean)
 
@@ -189,7 +191,7 @@ class Records:
         self._check_folder()
         path = None if self.folder is None else self.folder / "metrics.jsonl"
         if self.writes and path is not None and path.exists():
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 os.fsync(file.fileno())
         if self._tensorboard is not None:
             self._tensorboard.flush()
@@ -218,7 +220,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     path = folder / "run.json"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_text(path))
     except FileNotFoundError:
         raise BadData(f"{folder}: no run.json; not the folder of a run") from None
     except OSError as error:
@@ -254,7 +256,7 @@ def _seal(record: Mapping[str, Any]) -> str:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl; one that a kill has cut is left out.
+    """The whole lines of metrics.jsonl; what a kill has cut or damage has changed is left out.
 
     Args:
         folder: Folder of the run.
@@ -263,14 +265,22 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     if not path.exists():
         return lines
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for text in read_text(path, errors="replace").splitlines():
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
+        if isinstance(line, dict) and type(line.get("step")) is int and _are_scores(line):
             lines.append(line)
     return lines
+
+
+def _are_scores(line: Mapping[str, Any]) -> bool:
+    """Whether the validation of a line, if it has one, is numbers: the file has no seal."""
+    scores = line.get("validation", {})
+    return isinstance(scores, dict) and all(
+        value is None or type(value) in (int, float) for value in scores.values()
+    )
 
 
 def _number(value: Any) -> Any:

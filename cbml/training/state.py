@@ -122,7 +122,9 @@ class TrainingState:
         before = (-math.inf if self.best_score is None else self.best_score, _finite(self.best_tie))
         better = math.isfinite(score) and now >= before
         if better:
-            self.best_score, self.best_tie, self.best_step = score, tie, self.step
+            self.best_score, self.best_step = score, self.step
+            # JSON holds no NaN: kept as it is, it would be the end of the next checkpoint.
+            self.best_tie = tie if tie is not None and math.isfinite(tie) else None
             self.best_weights = _copied(self.model.state_dict())
             if self.method.refines:
                 self.best_method = _copied(self.method.state_dict())
@@ -238,7 +240,8 @@ class TrainingState:
     def _refuse_another_run(self, saved: Mapping[str, Any]) -> None:
         _same(saved["settings"], self.settings.as_dict(), _MAY_CHANGE)
         before, now = _flat(saved["config"]), _flat(self.config)
-        loop = {name for name in {*before, *now} if name.rpartition(".")[2] in _MAY_CHANGE}
+        # Of the loop alone: an option of a loss or a method may have such a name as well.
+        loop = {*_MAY_CHANGE, *(f"training.{name}" for name in _MAY_CHANGE)}
         _same(before, now, loop | self.free)
 
     def _restore_batches(self, checkpoint: Checkpoint) -> None:

@@ -76,6 +76,19 @@ def test_renamed_classes_change_nothing() -> None:
         torch.testing.assert_close(second(embeddings, order[labels]), value)
 
 
+def test_a_class_whose_mean_has_no_direction_waits_for_the_next_batch() -> None:
+    loss = WithProxies(CBMLLoss(), num_classes=2, embedding_size=2)
+    rows = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.6, 0.8]], requires_grad=True)
+    labels = torch.tensor([0, 0, 1, 1])
+    loss(rows, labels).backward()
+    assert loss.met.tolist() == [False, True]
+    assert rows.grad is not None
+    assert torch.isfinite(rows.grad).all()
+    loss(rows[1:], labels[1:])
+    assert loss.met.all()
+    assert torch.equal(loss.proxies[0].detach(), torch.tensor([-1.0, 0.0]))
+
+
 def test_training_resumes_to_the_bit_with_its_proxies(tmp_path: Path) -> None:
     def loss() -> WithProxies:
         return WithProxies(CBMLLoss(), num_classes=TINY, embedding_size=8)

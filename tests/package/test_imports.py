@@ -13,7 +13,7 @@ PACKAGE = Path(cbml.__file__).parent
 ROOT = PACKAGE.parent
 
 # Level 0: single files that everybody may import.
-FOUNDATION = {"errors", "files", "program", "progress", "query_gallery", "outputs"}
+FOUNDATION = {"errors", "files", "program", "progress", "query_gallery", "outputs", "regular"}
 LEVEL_ONE = {"losses", "data", "models", "index", "report"}
 MAY_IMPORT: dict[str, set[str]] = {
     **{name: set() for name in LEVEL_ONE},

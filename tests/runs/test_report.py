@@ -12,7 +12,7 @@ from cbml.bayes import MatchProbability, PairHistogram, PairStatistics
 from cbml.data import ImageDataset, Splits
 from cbml.models import Embedder, find_backbone
 from cbml.report import QueryTiles, Tile, line_chart, neighbor_tile, ratio_chart, write_run_page
-from cbml.runs.report import _calibration, pair_histogram, report_run
+from cbml.runs.report import _IMAGES, _calibration, _some_classes, pair_histogram, report_run
 from cbml.training import Run, read_metrics, read_record, update_record
 from cbml.training.records import Records
 from tests.training.small import make_images
@@ -173,6 +173,15 @@ def test_a_calibration_that_was_altered_is_not_shown(tmp_path: Path) -> None:
     check, note = _calibration(tmp_path, {})
     assert check is None
     assert "damaged; write it again" in note
+
+
+@pytest.mark.parametrize("sizes", [[50_000, 50_000], [100_000], [2] * 5000, [90_000] + [1] * 50])
+def test_however_large_the_classes_a_report_looks_at_few_images(sizes: list[int]) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    names = tuple(map(str, range(len(sizes))))
+    some = _some_classes(ImageDataset((Path("a.png"),) * len(labels), labels, names))
+    assert len(some) <= _IMAGES, "all pairs of them are looked at"
+    assert len(some.class_names) >= min(2, len(sizes))
 
 
 def test_few_counted_ratios_do_not_stretch_the_axis() -> None:

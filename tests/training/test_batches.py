@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbml.errors import BadData
 from cbml.training.batches import fitted_sizes
 
 
@@ -34,6 +35,11 @@ def test_what_is_given_stays_whether_it_can_be_had_or_not() -> None:
     assert fitted_sizes(sizes, classes=15) == (15, 8)
     assert fitted_sizes(sizes, images=5) == (2, 5)
     assert fitted_sizes(sizes, classes=15, images=3, processes=2) == (15, 3)
+
+
+def test_a_set_without_classes_is_refused() -> None:
+    with pytest.raises(BadData, match="no labeled images to make batches of"):
+        fitted_sizes(np.array([], dtype=np.int64))
 
 
 @given(st.lists(st.integers(1, 300), min_size=2, max_size=40), st.integers(1, 16))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cbml.training import Callback, Settings, fit
+from cbml.training import Callback, Run, Settings, fit
 from cbml.training.guards import decline_reason
 from tests.training.small import batches, bayes_loss, embedder, make_images
 
@@ -20,6 +20,8 @@ Score = tuple[float, float]
         ([(0.5, 0.1), (0.5, 0.1), (0.4, 0.9)], 1),  # then the later step
         ([(0.5, 0.1), (0.4, 0.1), (0.4, 0.1)], 0),
         ([(0.5, math.nan), (0.5, 0.1), (math.nan, 0.9)], 1),
+        ([(0.4, 0.1), (0.5, math.nan), (0.5, math.inf)], 2),
+        ([(0.4, 0.1), (0.5, math.nan), (0.4, 0.1)], 1),
     ],
 )
 def test_ties_are_broken_by_map_at_r_and_then_by_the_later_step(
@@ -29,8 +31,9 @@ def test_ties_are_broken_by_map_at_r_and_then_by_the_later_step(
     fitted = fit(
         embedder(),
         bayes_loss(),
-        batches(make_images(tmp_path)),
-        settings=Settings(steps=2, validate_every=1),
+        batches(make_images(tmp_path / "images")),
+        settings=Settings(steps=2, validate_every=1, checkpoint_every=1),
+        run=Run(tmp_path / "run"),
         validate=lambda model: dict(zip(("recall@1", "map@r"), next(given), strict=True)),
         callback=Callback(),
     )

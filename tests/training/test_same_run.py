@@ -53,6 +53,8 @@ def train(images: ImageDataset, folder: Path, steps: int, config: dict[str, Any]
         ({"loss": {"name": "contrastive", "options": {"a": 1}}}, "loss.name"),
         ({"loss": {"name": "cbml", "options": {"a": 2}}}, r"loss\.options\.a"),
         ({"loss": {"name": "cbml", "options": {}}}, r"loss\.options"),
+        ({"method": {"options": {"steps": 3}}}, r"method\.options\.steps"),
+        ({"loss": {"name": "cbml", "options": {"a": 1}, "patience": 2}}, r"loss\.patience"),
         ({"model": {"crop": 17}}, r"model\.crop"),
         ({"more": 1}, "more"),
     ],

@@ -14,19 +14,35 @@ export class Trouble extends Error {
 
 const TOKEN = "cbml-token";
 
+let token = null; // where a browser keeps nothing for pages, it lasts until they are left
+try {
+  token = sessionStorage.getItem(TOKEN);
+} catch {
+  // asked for when it is needed
+}
+
 /** Keep the token of the service until this tab is closed. */
-export function keepToken(token) {
-  sessionStorage.setItem(TOKEN, token);
+export function keepToken(given) {
+  token = given;
+  try {
+    sessionStorage.setItem(TOKEN, given);
+  } catch {
+    // see above
+  }
 }
 
 // A link may bring the token behind its #, which is never sent; it does not stay in the address.
 if (location.hash.startsWith("#token=")) {
-  keepToken(decodeURIComponent(location.hash.slice("#token=".length)));
+  const given = location.hash.slice("#token=".length);
+  try {
+    keepToken(decodeURIComponent(given));
+  } catch {
+    keepToken(given); // not a whole link: the service says so, and the page asks
+  }
   history.replaceState(history.state, "", location.pathname + location.search);
 }
 
 function authorized(options = {}) {
-  const token = sessionStorage.getItem(TOKEN);
   if (token === null) return options;
   return { ...options, headers: { ...options.headers, Authorization: `Bearer ${token}` } };
 }
@@ -84,7 +100,7 @@ export async function blobOf(address) {
 
 /** Show an image of the service. Addresses in pages carry no token: then its bytes are fetched. */
 export function showImage(image, address, { lazy = false } = {}) {
-  if (sessionStorage.getItem(TOKEN) === null || !address.startsWith(ROOT)) {
+  if (token === null || !address.startsWith(ROOT)) {
     image.src = address;
     return;
   }

@@ -79,7 +79,9 @@ PROGRAM = "env/bin/python -m cbml"  # where cbml is not on PATH
 
 
 @contextlib.contextmanager
-def serving(gallery: Path, compare: Path | None = None) -> Iterator[str]:
+def serving(
+    gallery: Path, compare: Path | None = None, *, token: str | None = None
+) -> Iterator[str]:
     """The address of a gallery that is served by a thread of this process."""
     import uvicorn
 
@@ -93,7 +95,9 @@ def serving(gallery: Path, compare: Path | None = None) -> Iterator[str]:
         ]
         assert galleries[0] is not None
         hosts = allowed_hosts("127.0.0.1")
-        app = make_app(galleries[0], hosts=hosts, compare=galleries[1], program=PROGRAM)
+        app = make_app(
+            galleries[0], hosts=hosts, compare=galleries[1], program=PROGRAM, token=token
+        )
         config = uvicorn.Config(app, log_level="warning", ws="none", lifespan="off")
         server = uvicorn.Server(config)
         listening = stack.enter_context(listen("127.0.0.1", 0))
