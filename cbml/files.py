@@ -182,7 +182,7 @@ def save_folder(
             # A new folder: without its own entry on the disk, a power cut would take all of it.
             _flush(folder.resolve().parent)
         # What was replaced just now may still be read; what the save before replaced is not.
-        _delete_unnamed(folder, replaced | _named_files(folder))
+        _delete_unnamed(folder, replaced | {str(entry["file"]) for entry in entries.values()})
 
 
 def load_folder(folder: Path, kind: str) -> tuple[dict[str, Path], dict[str, Any]]:
@@ -291,11 +291,14 @@ def _manifest_bytes(folder: Path) -> bytes | None:
 
 
 def _named_files(folder: Path) -> set[str]:
-    """The files that the present manifest names; none where there is no readable one."""
+    """The files that the present manifest names; none where there is none, or a damaged one.
+
+    One that cannot be read just now may name files that must not be deleted: then OSError.
+    """
     try:
-        parts = json.loads(_manifest_bytes(folder) or b"{}")["parts"]
+        parts = json.loads(read_file(folder / MANIFEST))["parts"]
         return {str(entry["file"]) for entry in parts.values()}
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+    except (FileNotFoundError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return set()
 
 

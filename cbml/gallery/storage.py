@@ -153,18 +153,19 @@ def write_state(folder: Path, state: State) -> None:
     metadata["scores"] = None if state.scores is None else state.scores.totals
     replaced = _folders_in_use(folder)
     save_folder(folder, KIND, parts, metadata)
-    in_use = replaced | _folders_in_use(folder)
+    now = {state.model_folder(folder).name, state.index_folder(folder).name}
+    in_use = replaced | now
     for path in [*folder.glob("model-*"), *folder.glob("index-*")]:
         if path.is_dir() and path.name not in in_use:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _folders_in_use(folder: Path) -> set[str]:
-    """Names of the folders that the present manifest speaks of."""
+    """Names of the folders that the present manifest speaks of; OSError if it cannot be read."""
     try:
         metadata = json.loads(read_text(folder / MANIFEST))["metadata"]
         return {f"model-{metadata['fingerprint']}", f"index-{metadata['generation']}"}
-    except (OSError, KeyError, RecursionError, TypeError, ValueError):
+    except (FileNotFoundError, KeyError, RecursionError, TypeError, ValueError):
         return set()
 
 

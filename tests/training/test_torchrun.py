@@ -172,7 +172,7 @@ def test_without_a_restart_all_end_with_a_line(home: Path, jobs: list[Job], rank
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_launcher_passes_signals_on(
     home: Path, jobs: list[Job], number: signal.Signals
@@ -193,7 +193,7 @@ def test_the_launcher_passes_signals_on(
     more = ["--steps", str(checkpoint.step + 2), "--processes", "2"]
     again = Job([*WORKER, "train", "--resume", str(out), *more], home)
     jobs.append(again)
-    assert again.end(300) == 0, again.log.read_text()
+    assert again.end(1200) == 0, again.log.read_text()
 
 
 @pytest.mark.slow
