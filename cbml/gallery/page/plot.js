@@ -145,9 +145,9 @@ export class Plot {
   /** Dots written straight into the pixels: quick enough for every frame of a zoom. */
   stamp(context, shown) {
     const { width, height } = this.canvas;
-    if (!this.image || this.image.width !== width || this.image.height !== height) {
-      this.image = context.createImageData(width, height);
-      this.pixels = new Uint32Array(this.image.data.buffer);
+    if (!this.raster || this.raster.width !== width || this.raster.height !== height) {
+      this.raster = context.createImageData(width, height);
+      this.pixels = new Uint32Array(this.raster.data.buffer);
     }
     this.pixels.fill(0);
     const rows = discRows(this.radius() * this.ratio);
@@ -166,7 +166,7 @@ export class Plot {
         }
       }
     }
-    context.putImageData(this.image, 0, 0);
+    context.putImageData(this.raster, 0, 0);
   }
 
   /** Smooth dots, or the images themselves when there is room for them. */

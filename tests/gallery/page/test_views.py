@@ -167,3 +167,30 @@ def test_the_arrow_keys_turn_pages_of_the_details(visit: Visit) -> None:
     page.get_by_role("link", name="Search with this image").click()
     page.wait_for_url("**/?query=1")
     page.wait_for_selector("#detail", state="hidden")
+
+
+def test_a_map_of_many_points_can_be_looked_at_closely(visit: Visit) -> None:
+    """Thousands of points are written as pixels, a few are drawn, as images where there are any."""
+    page = visit.open()
+    asked = page.evaluate(
+        """async () => {
+          const { Plot, groupColors } = await import("./plot.js");
+          const canvas = document.createElement("canvas");
+          canvas.style.cssText = "width: 400px; height: 400px";
+          document.body.append(canvas);
+          const places = Float64Array.from({ length: 5000 }, (_, i) => (i % 71) / 71);
+          const others = Float64Array.from({ length: 5000 }, (_, i) => Math.floor(i / 71) / 71);
+          const colors = groupColors(new Array(5000).fill(0), false);
+          const plot = new Plot(places, others, colors, canvas);
+          const asked = [];
+          plot.image = (i) => { asked.push(i); return null; };
+          plot.resize();
+          const all = plot.draw();
+          plot.zoom(30);
+          const few = plot.draw();
+          plot.fit();
+          return { all, few, asked: asked.length, again: plot.draw() };
+        }"""
+    )
+    assert asked["all"] == asked["again"] == 5000
+    assert 0 < asked["few"] == asked["asked"] <= 160
