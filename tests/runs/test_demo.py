@@ -35,7 +35,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
             pixels = (color + chance.integers(0, 50, (40, 40, 3))).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.png")
     words = [*TINY.split(), "steps=6", "validate_every=3", "checkpoint_every=2"]
-    return RunConfig(str(tmp_path / "images"), **parse_overrides(words))
+    data = {"source": str(tmp_path / "images"), "validation": 0.4}  # four classes to calibrate on
+    return RunConfig(data, **parse_overrides(words))
 
 
 class Heard(Callback):
