@@ -225,8 +225,9 @@ class Contexts:
             ids = self.ids[block]
             found = self.store.search(self.store.vectors(ids), self.calibration.depth + 1)
             itself = found.ids == ids[:, None]
-            for index, own, row, same in zip(block.tolist(), ids, found.ids, itself, strict=True):
-                self._nearest[index] = np.concatenate([[own], row[~same][:depth]])
+            if depth:
+                for index, own, row, same in zip(block, ids, found.ids, itself, strict=True):
+                    self._nearest[int(index)] = np.concatenate([[own], row[~same][:depth]])
             others = np.where(itself, -np.inf, found.similarities)
             # Last: what has a mean is known to every thread.
             self._cohort_means[block] = self.calibration.cohort_mean(others)[:, 0]
