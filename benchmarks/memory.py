@@ -4,8 +4,9 @@ Each form trains on generated photos in a process of its own, two steps and two 
 largest resident set is compared with the estimate that the plan prints. At 227 pixels and 120
 images a batch, the default must stay within 3 GB.
 
-    python benchmarks/memory.py                   EfficientNet-Lite0 at 227, batches of 120
-    python benchmarks/memory.py --crop 128        another size
+    python benchmarks/memory.py                          EfficientNet-Lite0 at 227, batches of 120
+    python benchmarks/memory.py --crop 128               another size
+    python benchmarks/memory.py --batches 60 240 960     how memory grows with the batch
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-CLASSES, SAMPLES = 15, 8
+SAMPLES = 8
 FORMS = {"default": (), "whole batch": ("--set", "chunk_size=0")}
 
 _CHILD = """
@@ -35,10 +36,10 @@ print(int(status[status.index("VmHWM:") + 1]) * 1024)
 """
 
 
-def make_photos(folder: Path, side: int) -> Path:
+def make_photos(folder: Path, side: int, classes: int) -> Path:
     """Enough classes for a batch after some are kept for the test and for validation."""
     random = np.random.default_rng(0)
-    for name in range(3 * CLASSES):
+    for name in range(3 * classes):
         (folder / f"class-{name}").mkdir(parents=True)
         colors = random.integers(0, 200, (8, 8, 3))
         for number in range(SAMPLES):
@@ -48,10 +49,10 @@ def make_photos(folder: Path, side: int) -> Path:
     return folder
 
 
-def peak(photos: Path, out: Path, *words: str) -> tuple[float, float, int]:
+def peak(photos: Path, out: Path, classes: int, *words: str) -> tuple[float, float, int]:
     """Bytes that a training took, bytes that its plan expected, and the size of its chunks."""
     batch = [
-        f"classes_per_batch={CLASSES}",
+        f"classes_per_batch={classes}",
         f"samples_per_class={SAMPLES}",
         "steps=2",
         "parameters=given",
@@ -71,21 +72,25 @@ def peak(photos: Path, out: Path, *words: str) -> tuple[float, float, int]:
 
 
 def main() -> None:
-    """Print both forms."""
+    """Print both forms for each batch."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--crop", type=int, default=227)
-    crop = parser.parse_args().crop
+    parser.add_argument("--batches", type=int, nargs="+", default=[120], help="multiples of 8")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        photos = make_photos(Path(scratch) / "photos", crop + 32)
-        for number, (form, words) in enumerate(FORMS.items()):
-            out = Path(scratch) / f"run-{number}"
-            taken, expected, chunk = peak(photos, out, "--crop", str(crop), *words)
-            cut = f"chunks of {chunk}" if chunk else "in one pass"
-            print(
-                f"{form:<12} {crop} pixels, batches of {CLASSES * SAMPLES} {cut:<13} peak "
-                f"{taken / 1e9:.2f} GB, expected {expected / 1e9:.2f} GB",
-                flush=True,
-            )
+        most = max(options.batches) // SAMPLES
+        photos = make_photos(Path(scratch) / "photos", options.crop + 32, most)
+        for batch in options.batches:
+            for form, words in FORMS.items():
+                out = Path(scratch) / f"{form}-{batch}"
+                crop = ("--crop", str(options.crop))
+                taken, expected, chunk = peak(photos, out, batch // SAMPLES, *crop, *words)
+                cut = f"chunks of {chunk}" if chunk else "in one pass"
+                print(
+                    f"{form:<12} {options.crop} pixels, batches of {batch} {cut:<13} peak "
+                    f"{taken / 1e9:.2f} GB, expected {expected / 1e9:.2f} GB",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
