@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -35,6 +36,7 @@ def ways(every: bool) -> dict[str, Execution]:
     if every:
         chosen["bfloat16"] = Execution(precision="bfloat16")
         chosen["bfloat16, channels last"] = Execution(precision="bfloat16", channels_last=True)
+        chosen["default in bfloat16"] = replace(Execution.default("cpu"), precision="bfloat16")
         chosen["compiled, channels last"] = Execution(compile=True, channels_last=True)
         chosen[FUSED] = Execution.default("cpu")
     return chosen
