@@ -267,8 +267,9 @@ def leaderboard_markdown(records: Iterable[Record], protocol: Protocol | None = 
         records: Records of any tables; those of other protocols are left out.
         protocol: Another protocol than the frozen one.
     """
+    protocol = protocol or read_protocol()
     tables = leaderboard_lines(records, protocol)
-    parts = [_section(data, labels, lines) for (data, labels), lines in tables.items()]
+    parts = [_section(*key, lines, protocol.trial_data) for key, lines in tables.items()]
     return "\n".join(parts) if parts else "No records yet.\n"
 
 
@@ -308,18 +309,20 @@ def _agrees(record: Record, entry: Entry, protocol: Protocol) -> bool:
     return kept == {key: value for key, value in wanted.items() if key not in _OWN}
 
 
-def _section(data: str, labels: str, lines: "Sequence[Line]") -> str:
-    everything = [e.name for e in find_entries(labels="known" if labels == "known" else "none")]
-    here = {line.name for line in lines}
-    missing = [name for name in everything if name not in here]
-    state = f"{len(everything) - len(missing)} of {len(everything)} entries are complete"
-    todo = f"; still to run: {', '.join(missing)}" if missing else ""
+def _section(data: str, labels: str, lines: "Sequence[Line]", trial_data: str) -> str:
+    state = f"{len(lines)} entries, at their learning rates on {trial_data}"
+    if data == trial_data:  # the only dataset on which all of them are to run
+        everything = [e.name for e in find_entries(labels="known" if labels == "known" else "none")]
+        here = {line.name for line in lines}
+        missing = [name for name in everything if name not in here]
+        state = f"{len(everything) - len(missing)} of {len(everything)} entries are complete"
+        state += f"; still to run: {', '.join(missing)}" if missing else ""
     heads = ["", "entry", "seeds", "learning rate", "Recall@1", "MAP@R", "seconds per step", "GB"]
     table = ["| " + " | ".join(heads) + " |", "|---:|---" + "|---:" * 6 + "|"]
     table += [f"| {place} | {line} |" for place, line in enumerate(lines, start=1)]
     title = leaderboard_title(data, labels)
     figure = f"![Recall@1 and seconds per step: {title}](images/{leaderboard_figure(data, labels)})"
-    return "\n".join([f"## {title}", "", f"{state}{todo}.", "", figure, "", *table]) + "\n"
+    return "\n".join([f"## {title}", "", f"{state}.", "", figure, "", *table]) + "\n"
 
 
 def leaderboard_title(data: str, labels: str) -> str:

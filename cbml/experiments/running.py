@@ -182,8 +182,10 @@ def _run(job: Job, folder: Path, sources: Sources, callback: Callback) -> Outcom
     refiner = load_refinement(folder, config.method.name)
     known = {"packages": package_versions()} | _known_scores(folder)
     scores: dict[str, Any] = known | {"validation": _best_validation(folder)}
-    for split in job.scored:
-        if split not in scores:
+    # A run without labels has chosen no model by held-out classes, but rates are chosen by them.
+    wanted = [split for split in job.scored if split != "validation" or len(splits.validation)]
+    for split in wanted:
+        if scores.get(split) is None:
             callback.on_message(f"scoring {split} images")
             found = score_split(model, splits, split, recall_at=_RECALL_AT, refiner=refiner)
             scores[split] = found.metrics
@@ -200,8 +202,9 @@ def _known_scores(folder: Path) -> dict[str, Any]:
 
 
 def _best_validation(folder: Path) -> dict[str, float] | None:
+    """The scores of the model that held-out classes chose, if any did."""
     best = [line for line in read_metrics(folder) if line.get("best")]
-    return dict(best[-1]["validation"]) if best else None
+    return dict(best[-1]["validation"]) if best and "recall@1" in best[-1]["validation"] else None
 
 
 def _headline(scores: dict[str, Any]) -> str:

@@ -100,6 +100,10 @@ def test_trials_then_one_run_at_the_best_rate_and_nothing_twice(root: Path, tmp_
     assert "2 of " in text
     assert "still to run: cbml_authors" in text
     assert text.count(" ± ") == 4, "Recall@1 and MAP@R of two entries with two seeds"
+    elsewhere = dataclasses.replace(tiny(), trial_data="emoji")
+    text = markdown(read_records(tmp_path), elsewhere)
+    assert "2 entries, at their learning rates on emoji." in text
+    assert "still to run" not in text, "other datasets are for some entries alone"
 
 
 def test_methods_without_labels_have_a_table_of_their_own(root: Path, tmp_path: Path) -> None:
@@ -112,6 +116,8 @@ def test_methods_without_labels_have_a_table_of_their_own(root: Path, tmp_path: 
     protocol = dataclasses.replace(protocol, config=config)
     assert run(root, tmp_path, entries=[*ENTRIES[:1], *entries], protocol=protocol) == {"done": 9}
     records = read_records(tmp_path)
+    trials = [one for one in records if one["trial"]]
+    assert all(0 <= one["scores"]["validation"]["recall@1"] <= 1 for one in trials), "they choose"
     with_labels, without = markdown(records, protocol).split(", without labels\n")
     assert "| 1 | cbml |" in with_labels
     assert "| nce |" not in with_labels
