@@ -424,6 +424,32 @@ def test_a_folder_that_resembles_a_benchmark_is_read_as_a_folder(tmp_path: Path)
         load(tmp_path, "cub", split="classes", allow_partial=True)
 
 
+def test_lists_like_those_of_cub_alone_do_not_make_a_folder_cub(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"images/species {k}/{n}.png" for k in range(8) for n in range(2)]
+    save_all(tmp_path, names)
+    listed = "".join(f"{row} {name.removeprefix('images/')}\n" for row, name in enumerate(names, 1))
+    (tmp_path / "images.txt").write_text(listed)
+    splits = load(tmp_path)
+    assert splits.record["dataset"] == "folder"
+    assert (
+        "images.txt as in Caltech-UCSD Birds-200-2011, without image_class_labels.txt, which it "
+        "needs: read as a plain folder" in notes(splits)
+    )
+    # NABirds has both files, with its own classes and their own numbers.
+    (tmp_path / "image_class_labels.txt").write_text("1 817\n")
+    splits = load(tmp_path)
+    assert splits.record["dataset"] == "folder"
+    assert "but for other classes: read as a plain folder" in notes(splits)
+    for content, shown in ((b"", "for other classes"), (b"\xff", "images.txt: not a UTF-8 text")):
+        (tmp_path / "images.txt").write_bytes(content)
+        with pytest.raises(SystemExit) as ended:
+            main(["data", "check", str(tmp_path)])
+        assert not ended.value.code
+        assert shown in capsys.readouterr().out
+
+
 def make_special(folder: Path) -> set[str]:
     """A FIFO, a socket, links that loop, dangle and lead to a device or a folder, all as images."""
     os.mkfifo(folder / "fifo.png")
