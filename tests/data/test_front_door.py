@@ -16,13 +16,24 @@ from pyarrow import parquet
 
 import cbml
 from cbml.cli import main
-from cbml.data import ImageDataset, Splits, check, datasets, load, load_anyway, pack, read_image
+from cbml.data import (
+    ImageDataset,
+    Splits,
+    TrainTransform,
+    check,
+    datasets,
+    load,
+    load_anyway,
+    pack,
+    read_image,
+)
 from cbml.data.folder import find_pattern
 from cbml.data.splits import hold_out_images
 from cbml.errors import BadData
 from cbml.gallery import list_images
 from cbml.program import program_name
 from cbml.runs import RunConfig, load_splits
+from cbml.training import build_batches
 from tests.data.image_files import save_image
 
 
@@ -345,6 +356,32 @@ def test_heic_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert pack([path], tmp_path / "cache").reasons, "kept, so that it is not tried again"
     monkeypatch.undo()
     assert not pack([path], tmp_path / "cache").reasons, "read once the extra is there"
+
+
+def test_more_unreadable_images_than_training_allows_are_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abcdefgh":
+        for number in range(3):
+            (tmp_path / name).mkdir(exist_ok=True)
+            content = b"\0\0\0\x18ftypheic" + f"{name}{number}".encode()
+            (tmp_path / name / f"{number}.heic").write_bytes(content)
+    monkeypatch.setattr("cbml.data.decode.reads_heic", lambda: False)
+    monkeypatch.setattr("sys.argv", ["somewhere/cbml/__main__.py"])
+    monkeypatch.setattr("sys.executable", "/opt/own/bin/python")
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "check", str(tmp_path)])
+    assert not ended.value.code
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "problem: " in line]
+    assert "HEIC needs an extra: run  /opt/own/bin/python -m pip install 'cbml[heic]'" in line
+    assert str(tmp_path) not in line
+    images = load(tmp_path).train
+    count = len(images)
+    assert f"with it {count} of {count} images cannot be read" in line
+    # Training is refused by the same words before its first step, not by what follows from it.
+    source = pack(images.paths, tmp_path / "cache")
+    with pytest.raises(BadData, match=f"with it {count} of {count} images cannot be read"):
+        build_batches(images, transform=TrainTransform(crop=8), source=source)
 
 
 def test_check_never_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
