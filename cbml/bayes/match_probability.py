@@ -112,8 +112,8 @@ class MatchProbability:
             raise BadData("labels: no two images share a class, so no result is relevant")
         if (classes := int((sizes > 1).sum())) < FEWEST_CLASSES:
             raise BadData(
-                "labels: probabilities need at least "
-                f"{FEWEST_CLASSES} classes of two images or more, got {classes}; hold out more"
+                f"labels: match probabilities need at least {FEWEST_CLASSES} classes with two "
+                f"images or more, got {classes}; hold out more classes"
             )
         expected = ExpectedPositives.of_classes(sizes)
         # Each was searched for among the others.

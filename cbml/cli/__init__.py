@@ -157,6 +157,10 @@ def resumable(hint: str) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"\nstopped; {hint}", file=sys.stderr)
         raise typer.Exit(130) from None
+    except SystemExit as stop:  # how `main` leaves at the other signals
+        if stop.code in [128 + number for number in stop_signals()]:
+            print(f"\nstopped; {hint}", file=sys.stderr)
+        raise
 
 
 def exit_code(error: Exception) -> int:

@@ -204,7 +204,9 @@ def _print_report(answer: dict[str, Any]) -> None:
     print(f"{record['root']}: {what}read as {record['layout']}")
     _print_some("group{s} of copies with different labels", _joined(answer["conflicts"]))
     short = record.get("short_classes", {"classes": 0, "examples": {}})
-    for problem in record.get("partial") or answer["problems"]:
+    loaded = record.get("problems", [])  # in one sentence what `partial` lists
+    others = [problem for problem in answer["problems"] if problem not in loaded]
+    for problem in [*(record.get("partial") or loaded), *others]:
         if not (short["classes"] and problem.startswith("missing: ")):  # told by class below
             print(f"  problem: {problem}")
     lacking = [f"{name}: {a:,} of {b:,} images" for name, (a, b) in short["examples"].items()]

@@ -1,7 +1,6 @@
 """`cbml demo`: what it does, on real images, in minutes."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +44,7 @@ def verb(
     chosen = {"steps": steps, "seed": seed or None}
     given = {name: value for name, value in chosen.items() if value is not None}
     options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-    again = shlex.join(["cbml", "demo", "--out", str(out), *options])
+    again = command("demo", "--out", out, *options)
     config, callback = RunConfig("emoji", training=given), ProgressCallback()
     with resumable(f"resume with:  {again}"):
         found = demonstrate(out, make_gallery=_make_gallery, config=config, callback=callback)

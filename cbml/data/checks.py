@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from cbml.data.datasets import DATASETS, find_dataset, load, recognize
-from cbml.data.decode import UnreadableImage, prefetch, read_image
+from cbml.data.decode import UnreadableImage, UnreadableImages, prefetch, read_image
 from cbml.data.discovery import ignored_files, image_folders, open_source, same_bytes
 from cbml.data.image_dataset import ImageDataset, Splits
 from cbml.data.splits import unlabeled_splits
@@ -128,7 +128,7 @@ def check(splits: Splits, *, workers: int = 2, progress: Progress | None = None)
     return Report(
         recognized=str(splits.record.get("dataset", "folder")),
         record=splits.record,
-        problems=splits.record.get("problems", []),
+        problems=splits.record.get("problems", []) + _too_many(parts["train"], shown, reasons),
         conflicts=listed(lambda group: len({labels[index] for index in group}) > 1),
         class_sizes={
             name: _class_sizes(images)
@@ -143,6 +143,19 @@ def check(splits: Splits, *, workers: int = 2, progress: Progress | None = None)
         duplicates=listed(lambda group: True),
         across=listed(lambda group: len({learned[index] for index in group}) > 1),
     )
+
+
+def _too_many(train: ImageDataset, shown: Sequence[str], reasons: Mapping[int, str]) -> list[str]:
+    """What training would be refused with if more of its images are unreadable than it allows.
+
+    Training images come first among all that were read.
+    """
+    unreadable = UnreadableImages([Path(name) for name in shown[: len(train)]])
+    try:
+        unreadable.add_all({index: why for index, why in reasons.items() if index < len(train)})
+    except BadData as error:
+        return [str(error)]
+    return []
 
 
 def _label(images: ImageDataset, index: int) -> str | None:

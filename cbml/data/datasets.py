@@ -14,7 +14,7 @@ from cbml.data.catalog.emoji import emoji
 from cbml.data.catalog.imagenet import imagenet
 from cbml.data.catalog.inshop import inshop
 from cbml.data.catalog.sop import sop
-from cbml.data.discovery import class_folders, locate, open_source
+from cbml.data.discovery import class_folders, open_source
 from cbml.data.folder import Labels, SplitBy, folder
 from cbml.data.image_dataset import Splits
 from cbml.data.spec import DatasetSpec
@@ -68,7 +68,7 @@ def recognize(source: Path | str) -> str:
         return "table"
     root = open_source(path)
     for name, spec in DATASETS.items():
-        if any(locate(root, marks) is not None for marks in spec.markers):
+        if spec.is_marked(root):
             return name
     shared = _official_classes(root)
     return next((name for name in shared if shared[name] == DATASETS[name].num_classes), "folder")
@@ -149,13 +149,15 @@ def _official_classes(root: Path) -> dict[str, int]:
 
 
 def _resembles(root: Path) -> list[str]:
-    """The benchmarks that the folder may be a part of, a sentence each."""
-    return [
+    """The benchmarks that the folder may be a part of or is built like, a sentence each."""
+    parts = {name: count for name, count in _official_classes(root).items() if count}
+    notes = [
         f"{count} of {DATASETS[name].num_classes:,} classes of {DATASETS[name].title} are here; "
         f"--as {name} --allow-partial splits them by its protocol"
-        for name, count in _official_classes(root).items()
-        if count
+        for name, count in parts.items()
     ]
+    others = [spec.resemblance(root) for name, spec in DATASETS.items() if name not in parts]
+    return notes + [note for note in others if note is not None]
 
 
 def _is_name(source: Path | str) -> bool:

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import io
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -22,13 +22,13 @@ from torch import Tensor
 from cbml.data.transforms import resized_short_side
 from cbml.errors import BadData
 from cbml.files import write_csv
-from cbml.program import command
+from cbml.program import command, installation
 from cbml.regular import open_regular
 
 # Pillow knows about forty formats; these six are what collections of images consist of. HEIC, the
 # format of many phones, comes with an extra.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-NEEDS_HEIC = "HEIC needs an extra: run  pip install 'cbml[heic]'"
+NEEDS_HEIC = "HEIC needs an extra"
 _HEIF_SUFFIXES = {".heic", ".heif"}
 _HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"}
 SUFFIXES = frozenset(
@@ -144,7 +144,7 @@ def _formats(content: bytes) -> tuple[str, ...]:
     if content[4:8] != b"ftyp" or content[8:12] not in _HEIF_BRANDS:
         return FORMATS
     if not reads_heic():
-        raise UnreadableImage("", NEEDS_HEIC)
+        raise UnreadableImage("", f"{NEEDS_HEIC}: run  {installation('cbml[heic]')}")
     return ("HEIF",)
 
 
@@ -270,8 +270,17 @@ class UnreadableImages:
             index: Index of the image.
             reason: Why it cannot be read.
         """
-        self.reasons[index] = reason
+        self.add_all({index: reason})
+
+    def add_all(self, reasons: Mapping[int, str]) -> None:
+        """Note bad images, index -> reason; raises BadData when there are too many.
+
+        Args:
+            reasons: Why each of them cannot be read.
+        """
+        self.reasons.update(reasons)
         if len(self) > max(self.limit * len(self.paths), 1 if self.limit else 0):
+            index, reason = list(self.reasons.items())[-1]
             raise BadData(
                 f"{self.paths[index]}: {reason}; with it {len(self)} of {len(self.paths)} "
                 f"images cannot be read, more than the share {self.limit} allowed: repair or "

@@ -187,7 +187,8 @@ def pack(
 
 def _readable_now(packed: PackedImages) -> bool:
     """Whether an image was unreadable only for want of an extra that is installed by now."""
-    return NEEDS_HEIC in packed.reasons.values() and reads_heic()
+    needed = any(reason.startswith(NEEDS_HEIC) for reason in packed.reasons.values())
+    return needed and reads_heic()
 
 
 def _fingerprint(paths: Sequence[Path], short_side: int) -> str:

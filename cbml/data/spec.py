@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cbml.data.discovery import Found
+from cbml.data.discovery import Found, locate
 from cbml.data.downloads import Download, cache_folder
 from cbml.data.image_dataset import ROLES, Splits
 from cbml.data.splits import count_images, hold_out_classes, pair_roles, split_notes
@@ -35,6 +35,8 @@ class DatasetSpec:
         find: Reads a folder or an archive, whatever its layout.
         page: Home page, with the terms of use.
         markers: Groups of files of which one group is enough to recognize it.
+        confirms: Whether the folder of the marker files names this dataset's classes; None where
+            the markers are enough.
         class_of: The official class that a folder's name stands for, None for other names.
         archives: Names of the official archives, and of the folders they unpack to.
         downloads: The files to fetch; none where the owners ask for an agreement first.
@@ -49,6 +51,7 @@ class DatasetSpec:
     find: Callable[[Path | str], Found]
     page: str
     markers: tuple[tuple[str, ...], ...] = ()
+    confirms: Callable[[Path], bool] | None = None
     class_of: Callable[[str], str | None] | None = None
     archives: tuple[str, ...] = ()
     downloads: tuple[Download, ...] = ()
@@ -112,6 +115,36 @@ class DatasetSpec:
             "archive instead of the name, or set CBML_DATA to the folder that holds one of: "
             f"{', '.join(candidates)}"
         )
+
+    def is_marked(self, root: Path) -> bool:
+        """Whether the marker files of this dataset are there, and are its own.
+
+        Args:
+            root: The dataset's folder, or one above it.
+        """
+        folders = [locate(root, marks) for marks in self.markers]
+        return any(
+            folder is not None and (self.confirms is None or self.confirms(folder))
+            for folder in folders
+        )
+
+    def resemblance(self, root: Path) -> str | None:
+        """What the marker files of a folder that is not this dataset say; None without any.
+
+        Args:
+            root: Folder for which `is_marked` is False.
+        """
+        for marks in self.markers:
+            here = [name for name in marks if locate(root, [name]) is not None]
+            if not here:
+                continue
+            lacking = [name for name in marks if name not in here]
+            if lacking:
+                but = f"without {' and '.join(lacking)}, which it needs"
+            else:
+                but = "but for other classes"
+            return f"{' and '.join(here)} as in {self.title}, {but}: read as a plain folder"
+        return None
 
     @property
     def num_classes(self) -> int:

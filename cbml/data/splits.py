@@ -257,8 +257,9 @@ def _reported(splits: Splits) -> Splits:
     ]
     splits.record["duplicates_across"] = {"groups": len(across), "examples": across[:_SHOWN]}
     if across:
+        files = "1 file is" if len(across) == 1 else f"{len(across)} files are"
         warnings.warn(
-            f"{splits.record['root']}: {len(across)} files are both in train and in test, such as "
+            f"{splits.record['root']}: {files} both in train and in test, such as "
             f"{across[0][0]} and {across[0][-1]}; test scores will be too good",
             stacklevel=4,
         )

@@ -156,7 +156,7 @@ def remove_images(
         state = read_state(folder)
         missing = sorted(set(names) - {image.name for image in state.images})
         if missing:
-            raise BadData(f"{missing[0]}: no image of this name in {folder}")
+            raise BadData(f"{missing[0]}: not a name in {folder}; search results show names")
         model = Embedder.load(state.model_folder(folder))
         builder = GalleryBuilder(model, folder, BuildSettings())
         builder.bad_before = ()

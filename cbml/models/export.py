@@ -256,8 +256,10 @@ def _import_hub() -> Any:
 
 
 def _failures(hub: Any) -> tuple[type[Exception], ...]:
-    # ValueError is the hub's word for a malformed repository name.
-    return (OSError, ValueError, hub.errors.HfHubHTTPError, hub.errors.LocalTokenNotFoundError)
+    # ValueError is the hub's word for a malformed repository name. Without a network its client
+    # lets errors of its HTTP library pass, whose base is one of its own error's.
+    http = hub.errors.HfHubHTTPError
+    return (OSError, ValueError, http, *http.__bases__, hub.errors.LocalTokenNotFoundError)
 
 
 def _one_line(repository: str, what: str, error: Exception) -> Exception:

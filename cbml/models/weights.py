@@ -241,11 +241,12 @@ def _hub_file(name: str, repository: str) -> Path:
 
 
 def _unreachable(name: str, place: str, error: Exception) -> ConnectionError:
-    package = "" if name == "efficientnet_lite0" else " with backbone 'efficientnet_lite0'"
+    other = "" if name == "efficientnet_lite0" else "--backbone efficientnet_lite0 "
     reason = " ".join(str(error).split())[:80]
     return ConnectionError(
         f"{name}: cannot download ImageNet weights from {place} ({reason}); without a network use "
-        f"weights='package'{package}, weights='path:<file>' or weights='none'"
+        f"{other}--set weights=package (weights='package' in Python), weights=path:FILE if you "
+        "have them, or weights=none for random ones"
     )
 
 

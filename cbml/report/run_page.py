@@ -92,8 +92,9 @@ def _subtitle(record: Mapping[str, Any]) -> str:
     words = [
         f"{data.get('source')}, {model.get('backbone')}, {learned}",
         f"{record.get('steps_done', 0)} steps",
-        f"commit {environment.get('commit')}",
     ]
+    if environment.get("commit"):  # an installed package knows none
+        words.append(f"commit {environment['commit']}")
     return " · ".join(words)
 
 
@@ -119,7 +120,10 @@ def _scores(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
     if not columns:
         return None
     counts = record.get("data", {}).get("counts", {})
-    searched = max((part["images"] for name, part in counts.items() if name != "train"), default=0)
+    parts = {"validation"} if any(head.startswith("held-out") for head in columns) else set()
+    if any(head.startswith("test") for head in columns):
+        parts |= counts.keys() - {"train", "validation"}
+    searched = max((counts[name]["images"] for name in parts & counts.keys()), default=0)
     found = {name for part in columns.values() for name in part} - {"recall@1000"}
     found = {name for name in found if not searched or tells_something(name, searched)}
     rows = [

@@ -196,9 +196,9 @@ def _held_out(
         elif classes < _TELLING_CLASSES:
             score = "map@r"
             note = (
-                f"held-out images of {classes} classes hardly tell two models apart: the model is "
-                "chosen by MAP@R, and small differences are chance; more are held out with --set "
-                "validation=0.4, or by more classes"
+                f"only {classes} held-out classes, which hardly tell two models apart: the model "
+                "is chosen by MAP@R, and small differences are noise; hold out more with --set "
+                "validation=0.4, or add classes"
             )
     if note:
         splits.record.setdefault("notes", []).append(note)

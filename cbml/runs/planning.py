@@ -242,8 +242,8 @@ def plan_run(
     callback.on_message(_sentence(config, planner.work, plan))
     if config.training.minutes is not None and steps < _FEWEST_STEPS:
         callback.on_message(
-            f"so many minutes leave time for {steps} steps; below about {_FEWEST_STEPS} a network "
-            "hardly moves: give it more"
+            f"--minutes {config.training.minutes:g} leaves time for only {steps} steps; with fewer "
+            f"than about {_FEWEST_STEPS} a network hardly changes: allow more minutes"
         )
     if plan.peak_bytes > planner.budget:
         callback.on_message(_too_large(planner, plan))

@@ -15,6 +15,7 @@ from cbml.data import (
     PackedDataset,
     PackedImages,
     TrainTransform,
+    UnreadableImages,
 )
 from cbml.errors import BadData
 from cbml.models import embed, embed_outputs
@@ -60,6 +61,8 @@ def build_batches(
         bad_limit: Share of unreadable images above which the run ends.
     """
     distributed = distributed or Distributed()
+    if source is not None:  # too many are refused now, not after the steps that meet them
+        UnreadableImages(images.paths, limit=bad_limit).add_all(source.reasons)
     guessed = images.labels is None
     if guessed:
         each = np.arange(len(images))

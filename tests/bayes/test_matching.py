@@ -199,7 +199,7 @@ def test_large_classes_take_no_more_memory() -> None:
     ("rows", "labels", "words"),
     [
         (np.eye(4), [0, 1, 2, 3], "no two images share a class"),
-        (np.eye(4), [0, 0, 0, 0], "at least 3 classes of two images or more, got 1"),
+        (np.eye(4), [0, 0, 0, 0], "at least 3 classes with two images or more, got 1"),
         (np.eye(1), [0], "a gallery needs at least two images"),
     ],
 )

@@ -1,6 +1,7 @@
 """`cbml demo` on the real emoji: interrupted, gone on with, and shown again for nothing."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,17 +26,17 @@ def test_the_demo_goes_on_after_ctrl_c_and_is_shown_again(tmp_path: Path) -> Non
                 child.send_signal(signal.SIGINT)
         child.wait()
     assert child.returncode == 130
-    assert heard[-1].endswith("resume with:  cbml demo --out demo --steps 6\n")
+    assert heard[-1].endswith(" -m cbml demo --out demo --steps 6\n")
     done = subprocess.run(WORDS, cwd=tmp_path, check=True, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     assert "5,791 images of 844 classes never seen in training" in lines[0]
     assert lines[1] == "All of it in one page:  demo/report.html"
-    assert [line.split()[:2] for line in lines[3:]] == [
-        ["cbml", "serve"],
-        ["cbml", "search"],
-        ["cbml", "train"],
+    assert [line.partition(" -m cbml ")[2].split()[0] for line in lines[3:]] == [
+        "serve",
+        "search",
+        "train",
     ]
-    search = [sys.executable, "-m", *lines[4].partition("#")[0].split()]
+    search = shlex.split(lines[4].partition("#")[0])
     assert (
         "✓" in subprocess.run(search, cwd=tmp_path, check=True, capture_output=True).stdout.decode()
     )
@@ -56,15 +57,24 @@ def test_numbers_out_of_range_are_refused_as_usage(
     assert words[0] in capsys.readouterr().err
 
 
-def test_the_way_to_go_on_can_be_copied_whatever_the_folder_is_called(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143), SystemExit(129)])
+def test_the_way_to_go_on_can_be_copied_whatever_stopped_it(
+    stop: BaseException,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def stopped(*words: object, **more: object) -> None:
-        raise KeyboardInterrupt
+        raise stop
 
+    script = tmp_path / ".venv" / "bin" / "cbml"
+    script.parent.mkdir(parents=True)
+    script.touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [".venv/bin/cbml"])
     monkeypatch.setattr(runs, "demonstrate", stopped)
     with pytest.raises(SystemExit) as end:
         main(["demo", "--out", "my demo", "--steps", "6"])
-    assert end.value.code == 130
+    assert end.value.code == getattr(stop, "code", 130)
     told = capsys.readouterr().err
-    assert told.endswith("resume with:  cbml demo --out 'my demo' --steps 6\n")
+    assert told.endswith("resume with:  .venv/bin/cbml demo --out 'my demo' --steps 6\n")

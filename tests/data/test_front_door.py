@@ -16,13 +16,24 @@ from pyarrow import parquet
 
 import cbml
 from cbml.cli import main
-from cbml.data import ImageDataset, Splits, check, datasets, load, load_anyway, pack, read_image
+from cbml.data import (
+    ImageDataset,
+    Splits,
+    TrainTransform,
+    check,
+    datasets,
+    load,
+    load_anyway,
+    pack,
+    read_image,
+)
 from cbml.data.folder import find_pattern
 from cbml.data.splits import hold_out_images
 from cbml.errors import BadData
 from cbml.gallery import list_images
 from cbml.program import program_name
 from cbml.runs import RunConfig, load_splits
+from cbml.training import build_batches
 from tests.data.image_files import save_image
 
 
@@ -347,6 +358,32 @@ def test_heic_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not pack([path], tmp_path / "cache").reasons, "read once the extra is there"
 
 
+def test_more_unreadable_images_than_training_allows_are_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abcdefgh":
+        for number in range(3):
+            (tmp_path / name).mkdir(exist_ok=True)
+            content = b"\0\0\0\x18ftypheic" + f"{name}{number}".encode()
+            (tmp_path / name / f"{number}.heic").write_bytes(content)
+    monkeypatch.setattr("cbml.data.decode.reads_heic", lambda: False)
+    monkeypatch.setattr("sys.argv", ["somewhere/cbml/__main__.py"])
+    monkeypatch.setattr("sys.executable", "/opt/own/bin/python")
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "check", str(tmp_path)])
+    assert not ended.value.code
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "problem: " in line]
+    assert "HEIC needs an extra: run  /opt/own/bin/python -m pip install 'cbml[heic]'" in line
+    assert str(tmp_path) not in line
+    images = load(tmp_path).train
+    count = len(images)
+    assert f"with it {count} of {count} images cannot be read" in line
+    # Training is refused by the same words before its first step, not by what follows from it.
+    source = pack(images.paths, tmp_path / "cache")
+    with pytest.raises(BadData, match=f"with it {count} of {count} images cannot be read"):
+        build_batches(images, transform=TrainTransform(crop=8), source=source)
+
+
 def test_check_never_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stray = save_all(
         tmp_path / "stray", [f"{c}/{n}{c}.png" for c in "ab" for n in range(2)] + ["x.png"]
@@ -422,6 +459,32 @@ def test_a_folder_that_resembles_a_benchmark_is_read_as_a_folder(tmp_path: Path)
     assert load(tmp_path, "cub", allow_partial=True, validation=0).record["dataset"] == "cub"
     with pytest.raises(BadData, match="--as folder"):
         load(tmp_path, "cub", split="classes", allow_partial=True)
+
+
+def test_lists_like_those_of_cub_alone_do_not_make_a_folder_cub(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"images/species {k}/{n}.png" for k in range(8) for n in range(2)]
+    save_all(tmp_path, names)
+    listed = "".join(f"{row} {name.removeprefix('images/')}\n" for row, name in enumerate(names, 1))
+    (tmp_path / "images.txt").write_text(listed)
+    splits = load(tmp_path)
+    assert splits.record["dataset"] == "folder"
+    assert (
+        "images.txt as in Caltech-UCSD Birds-200-2011, without image_class_labels.txt, which it "
+        "needs: read as a plain folder" in notes(splits)
+    )
+    # NABirds has both files, with its own classes and their own numbers.
+    (tmp_path / "image_class_labels.txt").write_text("1 817\n")
+    splits = load(tmp_path)
+    assert splits.record["dataset"] == "folder"
+    assert "but for other classes: read as a plain folder" in notes(splits)
+    for content, shown in ((b"", "for other classes"), (b"\xff", "images.txt: not a UTF-8 text")):
+        (tmp_path / "images.txt").write_bytes(content)
+        with pytest.raises(SystemExit) as ended:
+            main(["data", "check", str(tmp_path)])
+        assert not ended.value.code
+        assert shown in capsys.readouterr().out
 
 
 def make_special(folder: Path) -> set[str]:

@@ -147,7 +147,7 @@ def test_duplicates_across_the_split_are_reported(tmp_path: Path) -> None:
         save_image(tmp_path / split / name / "1.png", ord(name))
     copy = tmp_path / "test" / "c" / "copy.png"
     copy.write_bytes((tmp_path / "train" / "a" / "1.png").read_bytes())
-    with pytest.warns(UserWarning, match="1 files are both in train and in test"):
+    with pytest.warns(UserWarning, match="1 file is both in train and in test"):
         splits = datasets.folder(tmp_path, validation=0)
     assert splits.record["duplicates_across"]["groups"] == 1
     assert str(copy) in splits.record["duplicates_across"]["examples"][0]

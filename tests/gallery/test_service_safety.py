@@ -401,7 +401,7 @@ def test_images_are_removed_by_name(tmp_path: Path) -> None:
     assert (done.removed, done.images) == (2, small.CLASSES * small.EACH - 1)
     with Gallery(target) as opened:
         assert "class 1/0.png" not in {image.name for image in opened.images}
-    with pytest.raises(BadData, match="no image of this name"):
+    with pytest.raises(BadData, match="; search results show names"):
         remove_images(target, ["nowhere.png"])
     with pytest.raises(BadData, match="no such gallery"):
         remove_images(tmp_path / "none", ["alone.png"])

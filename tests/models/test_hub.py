@@ -206,3 +206,29 @@ def test_timms_weights_are_downloaded_and_their_hash_is_checked(
     )
     assert damaged.startswith("DamagedFile ")
     assert "not what the hub announced" in damaged
+
+
+def test_without_a_network_publishing_ends_in_one_line(tmp_path: Path) -> None:
+    attempt = """
+import cbml
+model = cbml.Embedder("conv4", dim=8, weights="none")
+try:
+    cbml.push_to_hub(model, "somebody/model")
+except ConnectionError as error:
+    print(error)
+"""
+    environment = {
+        "HF_ENDPOINT": "http://127.0.0.1:9",  # nothing listens there
+        "HF_HOME": str(tmp_path),
+        "HF_TOKEN": "hf_none",
+        "no_proxy": "127.0.0.1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", attempt],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("somebody/model: cannot be written on the hub (")
+    assert "check name, network and `hf auth login`" in done.stdout

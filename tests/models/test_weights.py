@@ -175,7 +175,7 @@ def test_without_a_network_one_line_names_the_alternatives(tmp_path: Path) -> No
         "timm:resnet10t",
     ]
     for line in lines:
-        for alternative in ("weights='package'", "weights='path:<file>'", "weights='none'"):
+        for alternative in ("--set weights=package", "weights=path:FILE", "weights=none"):
             assert alternative in line
 
 

@@ -97,7 +97,7 @@ def test_the_plan_is_said_recorded_and_kept(
     begun = Heard(stop_at=2)
     with pytest.raises(Interrupted):
         run(open_config, tmp_path / "run", callback=begun)
-    assert not any("hardly moves" in line for line in begun.lines)
+    assert not any("hardly changes" in line for line in begun.lines)
     chosen = recorded_config(tmp_path / "run")
     assert chosen.model.crop == 16
     assert chosen.training.minutes is None
@@ -126,8 +126,8 @@ def test_too_few_minutes_are_said_to_be_so(
     config = small(source, steps=None, minutes=0.02).replace(model={"crop": 0})
     heard = Heard()
     found = run(config, tmp_path / "run", callback=heard)
-    (line,) = [line for line in heard.lines if "hardly moves" in line]
-    assert f"leave time for {found.fitted.steps} steps; below about 100" in line
+    (line,) = [line for line in heard.lines if "hardly changes" in line]
+    assert f"leaves time for only {found.fitted.steps} steps; with fewer than about 100" in line
 
 
 def test_planning_leaves_no_trace_in_what_is_learned(

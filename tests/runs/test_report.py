@@ -68,6 +68,25 @@ def test_what_was_trained_and_what_the_scores_are_for(run: Path) -> None:
     assert "held-out classes" not in page
 
 
+def test_an_installed_package_has_no_commit_to_show(run: Path) -> None:
+    record = read_record(run)
+    for environment, shown in (({"commit": None}, False), ({"commit": "abc123"}, True)):
+        record["environment"] = environment
+        write_run_page(run / "report.html", record, read_metrics(run))
+        assert (" · commit " in (run / "report.html").read_text()) == shown
+
+
+def test_scores_among_fewer_images_than_they_count_are_left_out(run: Path) -> None:
+    record = read_record(run)
+    counts = {"train": 90, "validation": 8, "test": 200}
+    record["data"] = {"counts": {name: {"images": count} for name, count in counts.items()}}
+    for test, shown in (({}, False), ({"recall@1": 0.5, "recall@10": 0.75}, True)):
+        record["test"] = test
+        write_run_page(run / "report.html", record, read_metrics(run))
+        # Only what was searched counts: the test images say nothing until they are scored.
+        assert ("Recall@10" in (run / "report.html").read_text()) == shown
+
+
 def test_scores_curves_and_queries(run: Path) -> None:
     rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]], dtype=np.float32)
     labels = np.array([0, 0, 1])

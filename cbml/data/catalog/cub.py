@@ -10,6 +10,7 @@ from cbml.data.discovery import (
     locate,
     open_source,
     packaged_text,
+    read_lines,
     read_rows,
     simplify,
 )
@@ -42,6 +43,17 @@ def _spellings() -> dict[str, str]:
 
 def _class_of(folder: str) -> str | None:
     return _spellings().get(simplify(folder))
+
+
+def _lists_birds(root: Path) -> bool:
+    """Whether most lines of images.txt name official classes: NABirds has files of these names."""
+    try:
+        lines = [line for line in read_lines(root / "images.txt") if line.strip()]
+    except BadData:  # whoever reads it is told why it cannot be read
+        return True
+    folders = [Path(line.split(maxsplit=1)[-1]).parent.name for line in lines]
+    known = sum(_class_of(folder) is not None for folder in folders)
+    return known > 0 and 2 * known >= len(folders)
 
 
 def _listed_birds(root: Path) -> Found:
@@ -98,6 +110,7 @@ cub = DatasetSpec(
     find=_find,
     page="https://data.caltech.edu/records/65de6-vp158",
     markers=(("images.txt", "image_class_labels.txt"),),
+    confirms=_lists_birds,
     class_of=_class_of,
     archives=("CUB_200_2011", "CUB_200_2011.tgz"),
     downloads=(
