@@ -59,7 +59,10 @@ class PackedImages:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        parts, about = load_folder(folder, KIND)
+        try:
+            parts, about = load_folder(folder, KIND)
+        except DamagedFile as error:  # whose remedies are for what cannot be made again
+            raise _damaged(folder, str(error).partition(";")[0]) from None
         table: NDArray[np.int64] = np.load(parts["table.npy"])  # (N, 4): place, H, W, check sum
         self.short_side = int(about["short_side"])
         self.reasons = {int(index): str(reason) for index, reason in about["bad"].items()}
@@ -68,7 +71,7 @@ class PackedImages:
         self._checked = np.zeros(len(table), dtype=np.bool_)
         path = folder / PIXELS
         if not path.is_file() or path.stat().st_size != about["bytes"]:
-            raise DamagedFile(f"{path}: not the size its manifest says; delete {folder}")
+            raise _damaged(folder, f"{path}: not the size its manifest says")
         # Copy on write: torch wants memory it may write to, and the file must stay as it is.
         self._pixels = (
             torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
@@ -105,10 +108,7 @@ class PackedImages:
         stored = self._pixels[place : place + height * width * 3]
         if not self._checked[index]:
             if zlib.crc32(stored.numpy().data) != expected:
-                raise DamagedFile(
-                    f"{self.folder / PIXELS}: image {index} is damaged; delete {self.folder} "
-                    "and it will be made again"
-                )
+                raise _damaged(self.folder, f"{self.folder / PIXELS}: image {index} is damaged")
             self._checked[index] = True
         return resized_short_side(stored.view(height, width, 3).permute(2, 0, 1), length)
 
@@ -183,6 +183,10 @@ def pack(
         if not (folder / "manifest.json").exists():
             _build(paths, folder, short_side, workers, progress)
     return PackedImages(folder)
+
+
+def _damaged(folder: Path, reason: str) -> DamagedFile:
+    return DamagedFile(f"{reason}; delete {folder} and it will be made again")
 
 
 def _readable_now(packed: PackedImages) -> bool:

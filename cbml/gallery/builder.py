@@ -25,13 +25,7 @@ from cbml.gallery.images import (
 from cbml.gallery.layout import layout
 from cbml.gallery.loading import LoadedImage, Parts, embedded_chunks, fingerprint
 from cbml.gallery.scores import Evaluate, score_queries
-from cbml.gallery.storage import (
-    State,
-    is_saved,
-    open_vectors,
-    read_state,
-    write_state,
-)
+from cbml.gallery.storage import State, is_saved, open_vectors, read_state, trusted, write_state
 from cbml.index import Index, Kind
 from cbml.models import Embedder
 from cbml.progress import Progress
@@ -133,10 +127,11 @@ def build(
     with locked(Path(folder), wait=0):
         builder = GalleryBuilder(model, Path(folder), settings or BuildSettings())
         builder.trained_on = None if trained_on is None else set(trained_on)
-        changes = changes_since(builder.known(), refs)
-        builder.drop(changes)
-        embedded = builder.embed(changes.new, group)
-        builder.finish(evaluate, calibration)
+        with trusted(builder.store, builder.state.store):
+            changes = changes_since(builder.known(), refs)
+            builder.drop(changes)
+            embedded = builder.embed(changes.new, group)
+            builder.finish(evaluate, calibration)
         return builder.result(changes, embedded)
 
 
@@ -166,8 +161,9 @@ def remove_images(
         kept = [image for image in builder.known() if image.name not in names]
         gone = [image for image in builder.known() if image.name in names]
         changes = Changes(kept=kept, new=[], gone=gone, renamed=0, updated=0)
-        builder.drop(changes)
-        builder.finish(evaluate, None)
+        with trusted(builder.store, state.store):
+            builder.drop(changes)
+            builder.finish(evaluate, None)
         return builder.result(changes, 0)
 
 

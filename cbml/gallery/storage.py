@@ -14,9 +14,11 @@ before it stays until the commit after the next, so that a reader can finish. A 
 leaves the old gallery or the new one.
 """
 
+import contextlib
 import dataclasses
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,7 @@ from cbml.files import MANIFEST, load_folder, save_folder
 from cbml.gallery.images import GalleryImage
 from cbml.gallery.thumbnails import SIGNATURE_SIZE
 from cbml.index import Kind, RerankerEntry, Store, find_reranker, open_store
+from cbml.index.vectors import WrongIds
 from cbml.program import command
 from cbml.regular import read_text
 
@@ -136,6 +139,23 @@ def open_vectors(
         recall=recall,
         token=token,
     )
+
+
+@contextlib.contextmanager
+def trusted(store: Store, address: str) -> Iterator[None]:
+    """A block whose ids are those that the store gave; it is to blame where it knows them no more.
+
+    A server that was just started may contradict itself for a while. Nothing is lost by it: what
+    is missing on the server is embedded again, and what is too much there is removed.
+    """
+    try:
+        yield
+    except WrongIds as error:
+        if not store.immediate:
+            raise
+        raise ConnectionError(
+            f"{address}: {error}, against what the server said before; repeat the command"
+        ) from None
 
 
 def write_state(folder: Path, state: State) -> None:

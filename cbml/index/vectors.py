@@ -15,6 +15,10 @@ LENGTH_TOLERANCE = 1e-3
 LARGEST_ID = 2**62
 
 
+class WrongIds(BadData):
+    """Ids that are not in a store, or that are there already."""
+
+
 def as_unit_vectors(vectors: Vectors, dim: int, name: str) -> Vectors:
     """The vectors as contiguous rows; what is not float32, finite and of unit length is refused.
 
@@ -69,7 +73,7 @@ def as_new_ids(ids: Ids, rows: int, taken: Ids) -> Ids:
     first = np.zeros(rows, dtype=np.bool_)
     first[np.unique(new, return_index=True)[1]] = True
     _refuse(~first, "ids repeat an earlier one")
-    _refuse(np.isin(new, taken), "ids are in the index already")
+    _refuse(np.isin(new, taken), "ids are in the index already", WrongIds)
     return new
 
 
@@ -91,10 +95,10 @@ def indices_of(ids: Ids, known: Ids) -> Ids:
     order = np.argsort(known, kind="stable")  # as good as sorted already, so this is one pass
     indices = np.searchsorted(known, wanted, sorter=order).clip(max=max(len(known) - 1, 0))
     if not len(known):
-        _refuse(np.ones(len(wanted), dtype=np.bool_), "ids are not in the index")
+        _refuse(np.ones(len(wanted), dtype=np.bool_), "ids are not in the index", WrongIds)
         return wanted
     found: Ids = order[indices]
-    _refuse(known[found] != wanted, "ids are not in the index")
+    _refuse(known[found] != wanted, "ids are not in the index", WrongIds)
     return found
 
 
@@ -107,8 +111,8 @@ def refuse_width(where: str, found: int, wanted: int) -> None:
         )
 
 
-def _refuse(bad: Any, what: str) -> None:
+def _refuse(bad: Any, what: str, kind: type[BadData] = BadData) -> None:
     indices = np.flatnonzero(bad)
     if len(indices):
         shown = ", ".join(map(str, indices[:10])) + (", ..." if len(indices) > 10 else "")
-        raise BadData(f"{what} in {len(indices)} of {len(bad)} rows: {shown}")
+        raise kind(f"{what} in {len(indices)} of {len(bad)} rows: {shown}")

@@ -52,7 +52,7 @@ def run_reading(
         given: Keywords that the user chose; None and False leave the choice to the run.
     """
     reading: dict[str, Any] = {}
-    if (Path(run) / "run.json").is_file():
+    if os.path.lexists(Path(run) / "run.json"):
         config = recorded_config(Path(run))
         reading = {"seed": config.training.seed, "split_by": config.data.split}
         if os.path.abspath(source) == os.path.abspath(config.data.source):
@@ -115,4 +115,5 @@ def run_calibration(run: str | Path) -> MatchProbability | None:
         run: A run's folder.
     """
     path = Path(run) / "calibration.json"
-    return MatchProbability.load(path) if path.is_file() else None
+    # Whatever else lies there is an error, not a run without probabilities.
+    return MatchProbability.load(path) if os.path.lexists(path) else None

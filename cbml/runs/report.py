@@ -158,7 +158,7 @@ def _calibration(folder: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any
     """The check of a run's calibration and what to know about it, or why there is none to show."""
     try:
         probability = run_calibration(folder)
-    except DamagedFile:
+    except (DamagedFile, OSError):
         return None, f"calibration.json is damaged; write it again with {command('analyze')}."
     if probability is None:
         return None, ""

@@ -15,7 +15,6 @@ from .distributed import last_word as last_word
 from .distributed import run_processes as run_processes
 from .gradients import check_chunks as check_chunks
 from .guards import NonFiniteError as NonFiniteError
-from .machine import Interrupted as Interrupted
 from .machine import StepMemory as StepMemory
 from .machine import environment as environment
 from .machine import keep_freed_memory as keep_freed_memory
@@ -36,4 +35,5 @@ from .records import update_record as update_record
 from .settings import LoopSettings as LoopSettings
 from .settings import OptimizerSettings as OptimizerSettings
 from .settings import Settings as Settings
+from .signals import Interrupted as Interrupted
 from .trainer import fit as fit

@@ -24,6 +24,7 @@ from cbml.errors import BadData, stop_signals
 from cbml.files import write_json
 from cbml.progress import say
 from cbml.regular import read_text
+from cbml.training.signals import StopRequest
 
 # Far above what one process may wait for another that writes a checkpoint. A process that dies is
 # noticed at once, by its closed connection or by torchrun.
@@ -163,6 +164,8 @@ def join_processes() -> Iterator[Distributed]:
         return
     if end_with_torchrun := _end_with_parent():
         end_with_torchrun()  # else nobody would be left who passes Ctrl-C on
+    if word := os.environ.get(_LAST_WORD):
+        write_json(Path(word).with_name(f"{_PROCESS}{os.environ['RANK']}"), os.getpid())
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -209,7 +212,11 @@ def _said_aloud(distributed: Distributed) -> Iterator[None]:
 _RESTARTS = 2
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _LAST_WORD = "CBML_LAST_WORD"
+_PROCESS = "process-"  # and the rank: a file beside the last word, with the number of the process
 _WORKER = "from cbml.cli import main; main()"
+# Seconds that torchrun gives processes to end after a signal, before it kills them. A step, or a
+# validation, may take more than its usual 30; whoever cannot wait asks again.
+_TO_END = 3600
 
 
 @contextlib.contextmanager
@@ -234,7 +241,8 @@ def run_processes(count: int, words: Sequence[str], how_to_resume: str) -> int:
     """Run `cbml` with the same words in several processes; gives the exit code.
 
     A lost process ends all of them, and torchrun starts them again from the newest checkpoint, at
-    most twice. Ctrl-C and SIGTERM are passed on; the processes write a checkpoint and end.
+    most twice. Ctrl-C and SIGTERM are passed on; the processes write a checkpoint and end. Asked
+    again, all are ended at once.
 
     Args:
         count: Number of processes.
@@ -272,6 +280,7 @@ def _environment(count: int, word: Path) -> dict[str, str]:
         **os.environ,
         # Without it a restart over gloo waits for the store of the processes that are gone.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_TO_END),
         _LAST_WORD: str(word),
     }
 
@@ -288,14 +297,23 @@ def _watched(command: list[str], environment: dict[str, str], word: Path) -> tup
         preexec_fn=_end_with_parent(),  # noqa: PLW1509 - one system call, looked up before
     )
 
+    request = StopRequest()  # answered here: the processes may be waiting for each other
+
     def pass_on(number: int, frame: FrameType | None) -> None:
-        del frame
-        asked.append(number)
-        child.send_signal(number)
+        request.ask(number, frame)
+        if not asked:
+            asked.append(number)
+            child.send_signal(number)
 
     before = {n: signal.signal(n, pass_on) for n in stop_signals()}
     try:
         _show(child, asked, word)
+        return asked, child.wait()
+    except KeyboardInterrupt:  # asked again: nobody is waited for any more
+        child.kill()
+        for path in word.parent.glob(f"{_PROCESS}*"):  # each has a session of its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(json.loads(read_text(path)), signal.SIGKILL)
         return asked, child.wait()
     finally:
         for number, handler in before.items():

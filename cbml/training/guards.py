@@ -4,7 +4,8 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,13 +139,30 @@ class CollapseWatch:
     def look(self, embeddings: Tensor, labels: Tensor, step: int) -> str | None:
         """Why the model looks collapsed after this batch; a model that stays so is no news."""
         self.recent.append(similarities(embeddings, labels))
-        if self.start is None and step == 1:  # before any update; a resumed run has none
+        if self.start is None and step == 1:  # before any update
             self.start = self.recent[-1]
         reason = collapse_reason(self.recent, self.start)
         if reason is None or step < self._silent_until:
             return None
         self._silent_until = step + _SILENT_STEPS
         return reason
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has seen, for a checkpoint: plain values, None in the place of NaN."""
+        seen = [self.start, *self.recent] if self.start is not None else [*self.recent]
+        rows = [[value if math.isfinite(value) else None for value in astuple(one)] for one in seen]
+        return {"start": self.start is not None, "rows": rows, "silent": self._silent_until}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        seen = [
+            Similarities(*(math.nan if value is None else value for value in row))
+            for row in state["rows"]
+        ]
+        self.start = seen.pop(0) if state["start"] else None
+        self.recent.clear()
+        self.recent.extend(seen)
+        self._silent_until = int(state["silent"])
 
 
 def decline_reason(scores: Sequence[float]) -> str | None:

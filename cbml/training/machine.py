@@ -1,26 +1,20 @@
-"""The machine a run depends on: versions and hardware, memory, signals."""
+"""The machine a run depends on: versions and hardware, memory."""
 
-import contextlib
 import ctypes
 import math
 import os
 import platform
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import cbml
-from cbml.errors import stop_signals
 from cbml.models import Embedder, Execution
 from cbml.training.batches import EMBEDDED
 from cbml.training.gradients import has_trained_batch_norm
@@ -119,62 +113,6 @@ def keep_freed_memory() -> bool:
         return False
     wanted = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _MOST), (_TOP_PAD, _AHEAD))
     return all(choose(option, value) == 1 for option, value in wanted)
-
-
-# Signals: asked for at any moment, answered between two steps.
-
-# One press of Ctrl-C can arrive twice: from the terminal and from torchrun.
-_ECHO_SECONDS = 2.0
-
-
-class Interrupted(Exception):
-    """Training was asked to stop and has written a checkpoint."""
-
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
-        self.exit_code = 128 + number
-        self.step = step
-
-
-class StopRequest:
-    """Which signal has asked for an end, 0 as long as none has."""
-
-    def __init__(self, *, answers: bool = True) -> None:
-        self.number = 0
-        self._first = 0.0
-        self._answers = answers
-
-    def ask(self, number: int, frame: FrameType | None = None) -> None:
-        """Note the request; asked a second time, do not wait for the end of the step."""
-        del frame
-        now = time.monotonic()
-        if self.number and now - self._first > _ECHO_SECONDS:
-            raise KeyboardInterrupt
-        if not self.number:
-            self.number, self._first = number, now
-            if self._answers:
-                # Straight to the descriptor: a handler must not enter a stream that is printing.
-                with contextlib.suppress(OSError):  # whoever was reading may have ended as well
-                    os.write(2, b"\nstopping after this step; again to stop now\n")
-
-
-@contextlib.contextmanager
-def stop_request(*, answers: bool = True) -> Iterator[StopRequest]:
-    """A request that Ctrl-C, SIGTERM and a closed terminal fill in inside the block.
-
-    Args:
-        answers: Whether this process says at once that it was heard.
-    """
-    request = StopRequest(answers=answers)
-    if threading.current_thread() is not threading.main_thread():
-        yield request  # only the main thread may handle signals
-        return
-    before = {number: signal.signal(number, request.ask) for number in stop_signals()}
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # Memory of a training step: estimated before the first one, and cut where it is scarce.

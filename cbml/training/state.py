@@ -19,6 +19,7 @@ from cbml.training.checkpoints import (
     restore_random_states,
     write_checkpoint,
 )
+from cbml.training.guards import CollapseWatch
 from cbml.training.method import EpochPlan, Method
 from cbml.training.optimizers import optimizer_tensors, restore_optimizer
 from cbml.training.settings import Settings
@@ -69,6 +70,7 @@ class TrainingState:
         self.average: dict[str, Tensor] | None = None
         self.validations_without_gain = 0
         self.skipped_in_a_row = 0
+        self.watch = CollapseWatch()
         self._digest: str | None = None
 
     def begin_epoch(self, plan: EpochPlan | None) -> None:
@@ -202,6 +204,7 @@ class TrainingState:
             "best_step": self.best_step,
             "validations_without_gain": self.validations_without_gain,
             "skipped_in_a_row": self.skipped_in_a_row,
+            "watch": self.watch.state_dict(),
         }
         tensors = self.tensors() | _named(further)
         write_checkpoint(folder, self.step, tensors, state, self.settings.keep_checkpoints)
@@ -236,6 +239,8 @@ class TrainingState:
             self.best_method = checkpoint.part(part)
         self.validations_without_gain = saved["validations_without_gain"]
         self.skipped_in_a_row = saved["skipped_in_a_row"]
+        if "watch" in saved:  # checkpoints of earlier versions have none
+            self.watch.load_state_dict(saved["watch"])
 
     def _refuse_another_run(self, saved: Mapping[str, Any]) -> None:
         _same(saved["settings"], self.settings.as_dict(), _MAY_CHANGE)

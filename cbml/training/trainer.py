@@ -23,7 +23,7 @@ from cbml.training.checkpoints import newest_checkpoint
 from cbml.training.distributed import Distributed
 from cbml.training.gradients import check_chunks
 from cbml.training.guards import NonFiniteError, decline_reason
-from cbml.training.machine import Interrupted, StopRequest, differences, environment, stop_request
+from cbml.training.machine import differences, environment
 from cbml.training.method import Method, TrainingView, as_method
 from cbml.training.optimizers import (
     apply_learning_rates,
@@ -33,6 +33,7 @@ from cbml.training.optimizers import (
 )
 from cbml.training.records import Fitted, Records, Run
 from cbml.training.settings import Settings
+from cbml.training.signals import Interrupted, StopRequest, stop_request
 from cbml.training.state import TrainingState
 from cbml.training.updates import UpdateResult, Updates
 

@@ -13,7 +13,6 @@ from cbml.training.callbacks import Callback
 from cbml.training.distributed import Distributed
 from cbml.training.gradients import BatchResult, accumulate_gradients
 from cbml.training.guards import (
-    CollapseWatch,
     NonFiniteError,
     Similarities,
     broken_tensor,
@@ -63,7 +62,6 @@ class Updates:
         self.records, self.callback = records, callback
         self.parameters = [p for p in state.model.parameters() if p.requires_grad]
         self.method_parameters = [p for p in state.method.parameters() if p.requires_grad]
-        self.watch = CollapseWatch()
 
     def update(self, batch: Batch) -> UpdateResult | None:
         """Apply the gradient of this process's share of a batch; None where it was skipped."""
@@ -75,8 +73,9 @@ class Updates:
         if found is None:
             return None
         result, norm = found
-        assert self.watch.last is not None
-        return UpdateResult(result.loss, result.terms, result.outputs, info, norm, self.watch.last)
+        similarities = self.state.watch.last
+        assert similarities is not None
+        return UpdateResult(result.loss, result.terms, result.outputs, info, norm, similarities)
 
     def _info(self, batch: Batch) -> BatchInfo:
         """Labels and indices of the global batch."""
@@ -159,7 +158,7 @@ class Updates:
 
     def _watch_for_collapse(self, result: BatchResult, info: BatchInfo) -> None:
         step = info.step + 1
-        reason = self.watch.look(result.outputs.embeddings, info.labels, step)
+        reason = self.state.watch.look(result.outputs.embeddings, info.labels, step)
         if reason is None or self.state.settings.collapse == "ignore":
             return
         text = f"collapse at step {step}: {reason}; the batch: {self._some_names(info.indices)}"

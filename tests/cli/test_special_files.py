@@ -87,6 +87,21 @@ def test_no_file_of_ours_is_waited_for(
             renew(sound, work)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_in_the_place_of_probabilities_is_named(
+    sound: Path, work: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    in_its_place(work / "run" / "calibration.json", kind)
+    words = ["index", work / "run", sound / "classes", "--out", work / "new"]
+    assert code(words) == 3
+    (line,) = [said for said in capsys.readouterr().err.splitlines() if said.startswith("cbml: ")]
+    assert str(work / "run" / "calibration.json") in line
+    (work / "run" / "report.html").unlink()
+    assert code(["evaluate", work / "run"]) == 0, "the report goes on without it, and says so"
+    said = (work / "run" / "report.html").read_text()
+    assert "calibration.json is damaged; write it again" in said
+
+
 # What a run can do without is missing at its end, and said if it was to be written.
 REFUSED = ("metrics.jsonl", "run.json", "model", "checkpoints", "tensorboard")
 DONE_WITHOUT = ("calibration.json", "bad_images.csv", "report.html", "probe")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -255,6 +256,29 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     table.write_bytes(table.read_bytes()[:-1] + b"x")
     with pytest.raises(DamagedFile, match="its content is not what"):
         PackedImages(packed.folder)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "pixels.u8", "table-*.npy"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "pipe"])
+def test_a_damaged_cache_says_that_it_can_be_deleted(
+    tmp_path: Path, name: str, damage: str
+) -> None:
+    images = image_dataset(tmp_path / "set", classes=2, each=3)
+    folder = pack(images.paths, tmp_path / "pack", short_side=20).folder
+    (path,) = folder.glob(name)
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "pipe":
+        os.mkfifo(path)
+    elif damage != "gone":
+        path.write_bytes(content[:-1] if damage == "cut" else bytes([content[0] ^ 1]) + content[1:])
+    if (name, damage) != ("manifest.json", "gone"):  # without one it was never finished
+        with pytest.raises(DamagedFile) as error:
+            pack(images.paths, tmp_path / "pack", short_side=20).sized(0, 20)
+        assert str(error.value).endswith(f"; delete {folder} and it will be made again")
+        assert "restore" not in str(error.value)
+        shutil.rmtree(folder)
+    check_whole(pack(images.paths, tmp_path / "pack", short_side=20), images.paths, 20)
 
 
 def test_the_digest_is_of_the_contents_alone(tmp_path: Path) -> None:

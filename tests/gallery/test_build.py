@@ -10,16 +10,21 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import cbml
+from cbml.cli import exit_code
 from cbml.errors import BadData, DamagedFile
 from cbml.files import load_folder
 from cbml.gallery import BuildSettings, Gallery, ImageRef, build, list_images, loading
 from cbml.gallery.images import shown
 from cbml.gallery.storage import KIND
+from cbml.index import stores
+from cbml.index.milvus import MilvusStore
+from cbml.index.vectors import Ids
 from tests.gallery import small
 
 TOTAL = small.CLASSES * small.EACH + 1
@@ -327,6 +332,47 @@ def test_a_rebuild_mends_what_is_damaged_or_says_that_it_cannot(files: Path, tar
             opened.warm_up()  # reads the model as well
         mended += 1
     assert (len(parts), mended) == (8, 5), "all but the list of images, its arrays and manifest"
+
+
+class Forgetful(MilvusStore):
+    """A server that lists rows that are not there, or leaves out some that are, for a while."""
+
+    invented: ClassVar[list[int]] = []
+    left_out: ClassVar[list[int]] = []
+
+    def ids(self) -> Ids:
+        found = set(super().ids().tolist()) | set(self.invented)
+        return np.array(sorted(found - set(self.left_out)), dtype=np.int64)
+
+
+@pytest.mark.parametrize("moment", ["kept", "removed", "added"])
+def test_a_server_that_contradicts_itself_is_not_bad_data(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    pytest.importorskip("milvus_lite", reason="milvus-lite is not installed")
+    monkeypatch.setattr(stores, "MilvusStore", Forgetful)
+    target, address = tmp_path / "gallery", f"milvus:{tmp_path / 'vectors.db'}"
+    settings = BuildSettings(store=address)
+    small.built(files, target, settings=settings)
+    with Gallery(target) as opened:
+        if moment == "kept":  # an image is listed, its vector is gone
+            opened.store.remove(np.array([3]))
+            monkeypatch.setattr(Forgetful, "invented", [3])
+        elif moment == "removed":
+            monkeypatch.setattr(Forgetful, "invented", [99])
+        else:
+            opened.store.add(opened.store.vectors(np.array([0])), np.array([TOTAL]))
+            monkeypatch.setattr(Forgetful, "left_out", [TOTAL])
+    small.save(files / "class 1" / "new.png", 4242)
+    with pytest.raises(ConnectionError) as error:
+        small.built(files, target, settings=settings)
+    assert str(error.value).startswith(f"{address}: ids are ")
+    assert str(error.value).endswith("; repeat the command")
+    assert exit_code(error.value) == 1
+    monkeypatch.undo()  # and the server, which was only busy, is sound again
+    assert small.built(files, target, settings=settings).images == TOTAL + 1
+    with Gallery(target) as opened:
+        assert opened.store.ids().tolist() == opened.ids.tolist()
 
 
 def test_text_can_always_be_encoded() -> None:

@@ -231,3 +231,14 @@ def test_odd_manifests_are_refused_in_one_line(tmp_path: Path, how: str) -> None
     with pytest.raises(DamagedFile) as raised:
         load_folder(tmp_path, KIND)
     assert "\n" not in str(raised.value)
+
+
+def test_who_reads_the_old_file_goes_on_reading_it(tmp_path: Path) -> None:
+    """The new file takes the name of the old one; nothing is written into what others read."""
+    path = tmp_path / "a.json"
+    write_json(path, {"old": [1] * 1000})
+    old = path.read_text()
+    with path.open() as reader:
+        write_json(path, {"new": 2})
+        assert reader.read() == old
+    assert json.loads(path.read_text()) == {"new": 2}

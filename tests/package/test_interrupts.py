@@ -14,7 +14,7 @@ import cbml
 ROOT = Path(cbml.__file__).parent.parent
 TESTS = """
 import os, signal, time
-from cbml.training.machine import stop_request
+from cbml.training.signals import stop_request
 
 def test_first():
     with stop_request() as request:

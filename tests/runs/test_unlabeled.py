@@ -14,6 +14,7 @@ from cbml.methods import METHODS
 from cbml.models import Embedder
 from cbml.runs import RunConfig, parse_overrides, runner, training_splits, with_larger_views
 from cbml.training import read_metrics, read_record
+from cbml.training.checkpoints import newest_checkpoint
 from tests.fixtures import run_program as run
 
 SMALL = [
@@ -55,6 +56,23 @@ def labeled(images: ImageDataset, tmp_path: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes() + bytes(number))
     return root
+
+
+@pytest.mark.parametrize(
+    "words", [["--loss", "proxy_anchor"], ["--loss", "proxy_nca"], ["--method", "nce"]], ids=str
+)
+def test_unreadable_images_have_a_class_where_each_image_is_one(
+    flat: Path, tmp_path: Path, words: list[str]
+) -> None:
+    """Labels run over all images: a vector for each readable one would be too few."""
+    out = tmp_path / "run"
+    words = ["train", str(flat), "--labels", "each", *words, *SMALL, "--set", "bad_limit=0.5"]
+    assert run([*words, "--out", str(out)]) == 0
+    count = len(list(flat.rglob("*.png")))
+    assert read_record(out)["clusters"] == count
+    tensors = newest_checkpoint(out / "checkpoints", print).tensors  # type: ignore[union-attr]
+    sizes = {value.shape[:1] for name, value in tensors.items() if name.startswith("method.")}
+    assert (count,) in sizes
 
 
 def test_the_table_of_clusters_cannot_fail_the_run(

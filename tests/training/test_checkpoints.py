@@ -21,9 +21,9 @@ from tests.models.test_saved import forge, hostile_files, mutated
 from tests.training.small import make_images, run_small
 
 
-def save(folder: Path, step: int) -> None:
+def save(folder: Path, step: int, keep: int = 1) -> None:
     tensors = {"model.weight": torch.full((400,), float(step)), "random.torch": torch.arange(3)}
-    write_checkpoint(folder, step, tensors, {"sampler": {"step": step}}, keep=1)
+    write_checkpoint(folder, step, tensors, {"sampler": {"step": step}}, keep=keep)
 
 
 def newest(folder: Path) -> int:
@@ -31,6 +31,18 @@ def newest(folder: Path) -> int:
     assert found is not None
     assert float(found.tensors["model.weight"][0]) == found.step == found.state["sampler"]["step"]
     return found.step
+
+
+def test_halves_do_not_count_as_kept(tmp_path: Path) -> None:
+    for step in (2, 4):
+        save(tmp_path, step, keep=2)
+    (first, second) = sorted(tmp_path.iterdir())
+    (second / "manifest.json").unlink()  # killed while it was written
+    save(tmp_path, 5, keep=2)
+    assert first.exists()
+    assert not second.exists()
+    shutil.rmtree(max(tmp_path.iterdir()))
+    assert newest(tmp_path) == 2
 
 
 @pytest.mark.parametrize("call", ["open", "replace", "fsync", "chmod", "unlink", "rmdir"])

@@ -1,5 +1,6 @@
 """Numbers stay numbers, collapse is noticed, and both name the images."""
 
+import json
 import math
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cbml import CBMLLoss, Embedder, PairStatistics
 from cbml.data import ImageDataset
 from cbml.training import Callback, NonFiniteError, Run, Settings, fit, read_metrics
 from cbml.training.guards import (
+    CollapseWatch,
     Similarities,
     check_embeddings,
     collapse_reason,
@@ -148,6 +150,55 @@ def test_a_collapse_that_lasts_is_not_said_at_every_step(
     assert said == ["collapse at step 1", "collapse at step 51"]
     seen = [line["positive_similarity"] for line in read_metrics(tmp_path) if "loss" in line]
     assert seen == pytest.approx([1.0] * 60)
+
+
+def test_a_resumed_run_does_not_say_again_what_it_has_said(
+    images: ImageDataset, tmp_path: Path
+) -> None:
+    heard = Heard()
+    for steps in (30, 60):
+        run = Run(tmp_path, resume=steps == 60)
+        settings = Settings(steps=steps)
+        fit(collapsed(), Constant(), batches(images), settings=settings, run=run, callback=heard)
+    said = [line.split(":")[0] for line in heard.lines if line.startswith("collapse")]
+    assert said == ["collapse at step 1", "collapse at step 51"]
+
+
+class Gathering(nn.Module):
+    """Draws all images to one point, slowly."""
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return 1.0 - (embeddings @ embeddings.T).mean()
+
+
+def test_a_resumed_run_stops_at_a_collapse_where_an_unbroken_one_does(
+    images: ImageDataset, tmp_path: Path
+) -> None:
+    def stopped(folder: str, *, interrupted_after: int = 0) -> str:
+        settings = Settings(
+            steps=interrupted_after or 200, checkpoint_every=1, learning_rate=1e-3, collapse="stop"
+        )
+        run = Run(tmp_path / folder, resume=(tmp_path / folder).exists())
+        if interrupted_after:
+            fit(embedder(), Gathering(), batches(images), settings=settings, run=run)
+            return stopped(folder)
+        with pytest.raises(NonFiniteError) as error:
+            fit(embedder(), Gathering(), batches(images), settings=settings, run=run)
+        return str(error.value).partition("; the batch")[0]
+
+    unbroken = stopped("unbroken")
+    assert "than negatives spread at the start" in unbroken, "told by the start alone"
+    assert stopped("broken", interrupted_after=3) == unbroken
+
+
+def test_what_a_watch_has_seen_survives_json() -> None:
+    watch, again = CollapseWatch(), CollapseWatch()
+    one_class = torch.zeros(4, dtype=torch.int64)  # no negatives: NaN, which JSON does not hold
+    for step in range(1, 14):
+        watch.look(functional.normalize(torch.randn(4, 8)), one_class + torch.arange(4) // 2, step)
+    watch.look(functional.normalize(torch.randn(4, 8)), one_class, 14)
+    again.load_state_dict(json.loads(json.dumps(watch.state_dict(), allow_nan=False)))
+    assert repr(vars(again)) == repr(vars(watch))
 
 
 def test_collapse_needs_ten_batches_that_tell_nothing_apart() -> None:

@@ -1,5 +1,6 @@
 """Killed or interrupted, a run resumes and ends with the weights of the unbroken one."""
 
+import contextlib
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cbml.data import ImageDataset
-from cbml.training import Settings
+from cbml.training import Settings, signals
 from cbml.training.checkpoints import newest_checkpoint
 from tests.training import children
 from tests.training.small import make_images
@@ -118,6 +119,54 @@ def test_signals_end_a_run_in_order(
         child.join(60)
         assert child.exitcode == 0
         assert_equal(weights(folder), unbroken)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+AT_ONCE, LATER = 0.1, 3.0
+# The signals of one request, and how long after the one before it each comes; whether the last one
+# stops the run at once, and how many lines answer.
+REQUESTS = {
+    "one press": ([(signal.SIGINT, 0.0)], False, 1),
+    "a second press": ([(signal.SIGINT, 0.0), (signal.SIGINT, LATER)], True, 1),
+    "a press and its echo": ([(signal.SIGINT, 0.0), (signal.SIGINT, AT_ONCE)], False, 2),
+    "three presses": ([(signal.SIGINT, 0.0), *[(signal.SIGINT, AT_ONCE)] * 2], True, 2),
+    "an echo, and a press": (
+        [(signal.SIGINT, 0.0), (signal.SIGINT, AT_ONCE), (signal.SIGINT, LATER)],
+        True,
+        2,
+    ),
+    "a closed terminal": (
+        [(signal.SIGHUP, 0.0), (signal.SIGHUP, AT_ONCE), (signal.SIGTERM, AT_ONCE)],
+        False,
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_what_is_asked_again_stops_at_once_and_an_echo_does_not(
+    request_: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sent, at_once, answers = REQUESTS[request_]
+    monkeypatch.setattr(signals, "time", clock := Clock())
+    asked = signals.StopRequest()
+    for number, after in sent[:-1]:
+        clock.now += after
+        asked.ask(number)
+    clock.now += sent[-1][1]
+    with pytest.raises(KeyboardInterrupt) if at_once else contextlib.nullcontext():
+        asked.ask(sent[-1][0])
+    assert asked.number == sent[0][0]
+    said = capfd.readouterr().err
+    assert said.count("stopping after this step; ") == answers, said
+    assert said.count("again to stop now") == answers, said
 
 
 def free_port() -> int:

@@ -25,6 +25,7 @@ from cbml.training import (
     fit,
     read_metrics,
     read_record,
+    state,
     update_record,
 )
 from cbml.training.checkpoints import newest_checkpoint, write_checkpoint
@@ -227,6 +228,29 @@ def test_what_was_noted_of_a_model_goes_when_the_run_gets_another(
     extended(images, tmp_path, 12)
     record = read_record(tmp_path)
     assert (record["finished"], record["best_step"], record["steps_done"]) == (True, 12, 12)
+
+
+@pytest.mark.parametrize("done", [0, 2])
+def test_a_model_is_written_behind_the_checkpoint_that_names_it(
+    images: ImageDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    """Killed in between, the run goes on; with a model and no checkpoint it could not."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run, model = tmp_path / "run", tmp_path / "run" / "model"
+    if done:
+        extended(images, run, done)
+    before = Embedder.load(model).state_dict() if done else {}
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "write_checkpoint", killed)
+        extended(images, run, 6)
+    assert model.exists() == bool(done)
+    assert not done or equal(before, Embedder.load(model).state_dict())
+    best = extended(images, run, 6).seen[6]
+    assert equal(best, Embedder.load(model).state_dict())
+    assert read_record(run)["best_step"] == 6
 
 
 def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(

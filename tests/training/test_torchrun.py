@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.launcher.api import LaunchConfig
 
 from cbml.training import Distributed, read_metrics
 from cbml.training import distributed as processes
@@ -194,6 +195,52 @@ def test_the_launcher_passes_signals_on(
     again = Job([*WORKER, "train", "--resume", str(out), *more], home)
     jobs.append(again)
     assert again.end(1200) == 0, again.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_step_that_takes_long_after_a_signal_is_waited_for(home: Path, jobs: list[Job]) -> None:
+    folder, out = class_folders(home / "images"), home / "run"
+    steps = ["--set", "steps=1000000", "--set", "checkpoint_every=0", "--processes", "2"]
+    job = Job([*WORKER, *words(folder, out), *steps], home)
+    jobs.append(job)
+    job.wait_for_a_step(out)
+    slow = job.workers()[1]
+    slow.send_signal(signal.SIGSTOP)
+    job.child.send_signal(signal.SIGINT)
+    time.sleep(45)  # torchrun itself would wait for 30
+    assert job.child.poll() is None, job.log.read_text()
+    assert "stopping after this step; again to stop now" in job.log.read_text()
+    slow.send_signal(signal.SIGCONT)
+    assert job.end(600) == 130, job.log.read_text()
+    assert newest_checkpoint(out / "checkpoints", print) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_asked_again_all_processes_end_at_once(home: Path, jobs: list[Job]) -> None:
+    folder, out = class_folders(home / "images"), home / "run"
+    steps = ["--set", "steps=1000000", "--processes", "2"]
+    job = Job([*WORKER, *words(folder, out), *steps], home)
+    jobs.append(job)
+    job.wait_for_a_step(out)
+    job.workers()[1].send_signal(signal.SIGSTOP)  # so that nobody ends by itself
+    for _ in range(3):  # the second one may be an echo
+        job.child.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert job.end(60) == 130, job.log.read_text()
+    psutil.wait_procs(job.seen.values(), timeout=60)
+    assert not job.orphans()
+    last = job.log.read_text().strip().splitlines()[-1]
+    assert last.endswith(f"resume with:  cbml train --resume {out} --processes 2")
+
+
+def test_torchrun_is_told_to_wait_for_a_long_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in processes._environment(2, tmp_path / "word").items():
+        monkeypatch.setenv(name, value)
+    assert LaunchConfig(1, 1, 2).shutdown_timeout == 3600
 
 
 @pytest.mark.slow
