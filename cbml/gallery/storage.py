@@ -31,8 +31,7 @@ from cbml.errors import BadData, DamagedFile
 from cbml.files import MANIFEST, load_folder, save_folder
 from cbml.gallery.images import GalleryImage
 from cbml.gallery.thumbnails import SIGNATURE_SIZE
-from cbml.index import Kind, RerankerEntry, Store, find_reranker, open_store
-from cbml.index.vectors import WrongIds
+from cbml.index import Kind, RerankerEntry, Store, WrongIds, find_reranker, open_store
 from cbml.program import command
 from cbml.regular import read_text
 

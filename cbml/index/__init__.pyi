@@ -12,3 +12,4 @@ from .stores import Store as Store
 from .stores import open_store as open_store
 from .vectors import Ids as Ids
 from .vectors import Vectors as Vectors
+from .vectors import WrongIds as WrongIds
