@@ -160,8 +160,8 @@ def test_a_job_of_another_process_keeps_no_other_waiting(root: Path, tmp_path: P
 def test_images_of_another_set_are_refused(root: Path, tmp_path: Path) -> None:
     birds = tmp_path / "birds"
     birds.mkdir()
-    for name in ("images.txt", "image_class_labels.txt"):
-        (birds / name).touch()
+    (birds / "images.txt").write_text("1 001.Black_footed_Albatross/1.jpg\n")
+    (birds / "image_class_labels.txt").touch()
     with pytest.raises(BadData, match=r"birds: this is cub; use --data cub"):
         run([job()], tmp_path, birds)
     cub, cars = (
