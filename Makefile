@@ -40,12 +40,14 @@ $(DEMO_STAMP):
 demo: $(DEMO_STAMP)  ## learn from real images and search among classes never seen, in minutes
 	$(BIN)/cbml demo
 
-# A worker for each core, one thread in each: two workers with two threads wait for each other.
+# A worker more than there are cores, since some tests wait, and one thread in each: workers with two
+# threads wait for each other. Files in the order of tests/conftest.py, not the longest first.
 # What the number of threads changes is repeated by `make processors`.
 # Everything that is saved reaches the disk before it counts, thousands of times in the tests. Where
 # there is room in memory for their files, they need not wait for it.
 IN_MEMORY  := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000000 {print "TMPDIR=/dev/shm"}')
-PARALLEL   := OMP_NUM_THREADS=1 $(IN_MEMORY) $(BIN)/python -m pytest --numprocesses auto --dist loadfile \
+WORKERS    := $(shell expr $$(nproc) + 1)
+PARALLEL   := OMP_NUM_THREADS=1 $(IN_MEMORY) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
     --override-ini tmp_path_retention_policy=failed
 
 test: $(STAMP)  ## run the tests

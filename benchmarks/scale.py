@@ -11,7 +11,7 @@ so that what the gallery itself costs is seen.
     python benchmarks/scale.py --million             1,000,000, too: 8 GB and half an hour
     python benchmarks/scale.py --only milvus galleries  some of the parts
     python benchmarks/scale.py --sizes 1000 10000    for a look
-    python benchmarks/scale.py --document            table and picture of docs/scale.md
+    python benchmarks/scale.py --document            table and figure of docs/scale.md
 """
 
 import argparse
@@ -45,7 +45,7 @@ LINEAR, PRODUCT = 1.15, 2.1
 SMALL = {"s": 2.0, "ms": 50.0, "MB": 1.0}
 DOCUMENT = Path("docs/scale.md")
 RECORD = Path("results/benchmarks/scale.txt")
-PICTURE = Path("docs/images/scale.png")
+FIGURE = Path("docs/images/scale.png")
 Line = tuple[str, float, str]  # what, how much, unit
 
 
@@ -298,7 +298,7 @@ def draw_picture(cells: list[list[str]]) -> None:
         panel.loglog(sizes, reference, color="gray", linestyle=":", label="slope 1")
         panel.set(title=title, xlabel="size of the table; lines about images: a tenth")
         panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15))
-    figure.savefig(PICTURE, dpi=110)
+    figure.savefig(FIGURE, dpi=110)
 
 
 def main() -> None:

@@ -33,13 +33,13 @@ from .models import Execution as Execution
 from .models import Preprocessing as Preprocessing
 from .models import embed as embed
 from .models import export_onnx as export_onnx
-from .models import from_hub as from_hub
-from .models import push_to_hub as push_to_hub
 from .outputs import Outputs as Outputs
 from .outputs import Reranker as Reranker
 from .query_gallery import QueryGallery as QueryGallery
 from .runs import RunConfig as RunConfig
 from .runs import RunResult as RunResult
+from .runs import from_hub as from_hub
+from .runs import push_to_hub as push_to_hub
 from .runs import run as run
 from .training import Method as Method
 from .training import fit as fit

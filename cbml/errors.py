@@ -36,6 +36,7 @@ class MissingExtra(ImportError):
     """An optional part that is not installed; the message says how to install it. Exit code 1."""
 
     def __init__(self, package: str, extra: str) -> None:
+        self.extra = extra
         super().__init__(
             f"the package {package!r} is not installed: run  {installation(f'cbml[{extra}]')}"
         )

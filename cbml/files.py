@@ -191,7 +191,7 @@ def load_folder(folder: Path, kind: str) -> tuple[dict[str, Path], dict[str, Any
     Every byte is compared with the manifest before any part is handed out.
 
     Args:
-        folder: a folder written by `save_folder`.
+        folder: A folder written by `save_folder`.
         kind: What it must hold.
     """
     return consistent(folder, lambda: _checked_parts(folder, kind))
@@ -201,7 +201,7 @@ def consistent(folder: Path, read: Callable[[], T]) -> T:
     """What `read` gives; it reads again if it failed while a writer replaced what it was reading.
 
     Args:
-        folder: a folder written by `save_folder`.
+        folder: A folder written by `save_folder`.
         read: Reads the folder, and can be called more than once.
     """
     while True:

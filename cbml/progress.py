@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress", "duration", "reporter", "say"]
+__all__ = ["Progress", "counted", "duration", "reporter", "say"]
 
 _SECONDS_BETWEEN_LINES = 10.0
 _WIDE = 110
@@ -23,6 +23,16 @@ def duration(seconds: float) -> str:
         return f"{max(round(seconds), 0)} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def counted(count: int, what: str) -> str:
+    """A number and what it counts: "1 step", "1,200 steps".
+
+    Args:
+        count: How many.
+        what: One of them, such as "step".
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def say(text: str) -> None:

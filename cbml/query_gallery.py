@@ -39,7 +39,7 @@ class QueryGallery:
         self_indices: Index in the gallery of each query itself, -1 for a query that is not in it;
             None where no query is. (Q,)
         parts: Further tensors of the queries by name, for a reranker; Q rows each.
-        gallery_parts: Those of the gallery; G rows each.
+        gallery_parts: Parts of the gallery; G rows each.
     """
 
     embeddings: Embeddings
@@ -160,12 +160,12 @@ class QueryGallery:
             return part
         there = chosen[self.gallery_codes]
         own = self.own_indices[here]
-        place = np.cumsum(there) - 1  # a query and itself are of one class: both stay or go
+        position = np.cumsum(there) - 1  # a query and itself are of one class: both stay or go
         return replace(
             part,
             gallery_embeddings=self.gallery_embeddings[there],
             gallery_codes=self.gallery_codes[there],
-            self_indices=np.where(own >= 0, place[own], -1),
+            self_indices=np.where(own >= 0, position[own], -1),
             gallery_parts=_rows_of(self.gallery_parts, there),
         )
 
@@ -184,13 +184,13 @@ class QueryGallery:
         if self.gallery_embeddings is None or self.gallery_codes is None:
             return moved, order
         gallery_order = np.argsort(self.gallery_codes, kind="stable")
-        place = np.empty(len(gallery_order) + 1, dtype=np.int64)
-        place[gallery_order], place[-1] = np.arange(len(gallery_order)), -1  # -1 stays -1
+        position = np.empty(len(gallery_order) + 1, dtype=np.int64)
+        position[gallery_order], position[-1] = np.arange(len(gallery_order)), -1  # -1 stays -1
         moved = replace(
             moved,
             gallery_embeddings=self.gallery_embeddings[gallery_order],
             gallery_codes=self.gallery_codes[gallery_order],
-            self_indices=place[self.own_indices[order]],
+            self_indices=position[self.own_indices[order]],
             gallery_parts=_rows_of(self.gallery_parts, gallery_order),
         )
         return moved, order

@@ -48,7 +48,7 @@ def config_of(data: str, loss: str, rate: float, seed: int, overrides: list[str]
     return RunConfig({"source": data, **changes.pop("data", {})}, **changes)
 
 
-def run_once(config: RunConfig, folder: Path, *, test: bool) -> Line:
+def run_once(config: RunConfig, folder: Path, *, test: bool, keep: bool) -> Line:
     """Train, or resume, and score the held-out classes, and the test classes if asked."""
     start = time.monotonic()
     resume = (folder / "run.json").exists()
@@ -56,7 +56,8 @@ def run_once(config: RunConfig, folder: Path, *, test: bool) -> Line:
     found = {"validation": {result.config.training.choose_by: result.fitted.best_score}}
     found |= {"test": result.test, "start": result.test_start} if test else {}
     record = read_record(folder)
-    shutil.rmtree(folder)  # the line is all that is kept
+    if not keep:
+        shutil.rmtree(folder)
     return {
         "scores": {
             split: {name: scores[name] for name in SCORES if name in scores}
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("--records", type=Path, default=Path("results/recipe"))
     parser.add_argument("--runs", type=Path, default=Path("runs/recipe"))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of full runs")
     options = parser.parse_args()
     name = options.name or Path(options.data).name
     file = options.records / f"{name}.jsonl"
@@ -124,7 +126,8 @@ def main() -> None:
         config = config_of(options.data, loss, rate, seed, [*options.overrides, *extra])
         kind = "trial" if trial else "run"
         folder = options.runs / f"{name}-{loss}-{rate:g}-{seed}-{kind}"
-        line = key | run_once(config, folder, test=not trial)
+        keep = options.keep and not trial
+        line = key | run_once(config, folder, test=not trial, keep=keep)
         lines.append(line)
         with file.open("a") as records:
             records.write(json.dumps(line) + "\n")

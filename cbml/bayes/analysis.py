@@ -206,10 +206,10 @@ def check_results(
 def probability_for(
     probability: MatchProbability, embeddings: Matrix, labels: Labels
 ) -> MatchProbability | None:
-    """`MatchProbability.for_gallery`; None where its labels show that it says less than nothing.
+    """The probabilities `for_gallery`; None where the gallery's labels show that they mislead.
 
-    Weights of other classes are checked where labels can tell: if they are further off than the
-    share of relevant results, said of each, then they mislead.
+    Weights fitted to other classes are checked where there are labels: probabilities with a larger
+    Brier score than the constant share of relevant results mislead.
 
     Args:
         probability: Fitted to other classes than these.

@@ -63,8 +63,8 @@ class MonotoneCurve:
         score, positive, negative = score[order], positive[order], negative[order]
         # Both kinds weigh the same: where positives are rare, they still get half of the points.
         share = positive / max(positive.sum(), 1.0) + negative / max(negative.sum(), 1.0)
-        place = (np.cumsum(share) - share / 2.0) / share.sum()
-        group = np.clip(place * GROUPS, 0, GROUPS - 1).astype(np.int64)
+        position = (np.cumsum(share) - share / 2.0) / share.sum()
+        group = np.clip(position * GROUPS, 0, GROUPS - 1).astype(np.int64)
         sums = [
             np.bincount(group, weights=part, minlength=GROUPS)
             for part in (positive, negative, (positive + negative) * score)
@@ -209,9 +209,9 @@ class Reliability:
         total = float(weight.sum())
         if not total > 0.0:
             raise ValueError("positives and negatives are all zero: nothing to compare with")
-        place = np.clip((p * bins).astype(np.int64), 0, bins - 1)
+        position = np.clip((p * bins).astype(np.int64), 0, bins - 1)
         count, relevant, confidence = (
-            np.bincount(place, weights=part, minlength=bins)
+            np.bincount(position, weights=part, minlength=bins)
             for part in (weight, positive, weight * p)
         )
         used = count > 0

@@ -90,8 +90,8 @@ def _fits(results: Results, halves: NDArray[np.int64], share: float) -> list[Fit
     log_odds = [np.empty(results.matches.shape) for _ in range(2)]
     for half in (0, 1):
         judged = results.of(halves == half)
-        for odds, place in zip(_odds(results.of(halves != half), share), log_odds, strict=True):
-            place[halves == half] = odds(*judged.features)
+        for odds, target in zip(_odds(results.of(halves != half), share), log_odds, strict=True):
+            target[halves == half] = odds(*judged.features)
     checks = [Reliability.of(expit(odds), *results.outcomes) for odds in log_odds]
     return list(map(Fit, _odds(results, share), checks))
 

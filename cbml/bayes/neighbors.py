@@ -186,8 +186,8 @@ def result_context(
             for. (Q, M)
         typical: Cohort mean where there is no image or no cohort.
     """
-    wanted, places = np.unique(results, return_inverse=True)
-    places = places.reshape(results.shape)
+    wanted, inverse = np.unique(results, return_inverse=True)
+    inverse = inverse.reshape(results.shape)
     depth, index = nearest.shape[1], _indexed(embeddings)
     means = np.full(len(wanted), typical)
     lists = np.full((len(wanted), depth), -1, dtype=np.int32)  # as many as there are images
@@ -198,12 +198,12 @@ def result_context(
         rows = slice(start, start + len(block))
         means[rows] = mean_of_cohort(found.similarities, cohort, typical)[:, 0]
         lists[rows, : found.indices.shape[1]] = found.indices[:, :depth]
-    shared = np.zeros(places.shape)
+    shared = np.zeros(inverse.shape)
     if depth:
-        for number, (query, row) in enumerate(zip(queries, places, strict=True)):
+        for number, (query, row) in enumerate(zip(queries, inverse, strict=True)):
             own = np.concatenate([wanted[row, None], lists[row]], axis=1)
             shared[number] = share_in_common(nearest[number], own, int(query))
-    return ResultContext(means[places], shared)
+    return ResultContext(means[inverse], shared)
 
 
 def share_in_common(nearest: Indices, others: Indices, query: int) -> Numbers:

@@ -128,7 +128,9 @@ def _list(as_json: AsJson = False) -> None:
 
 @verb.command(name="get")
 def _get(
-    name: Annotated[str, typer.Argument(help="cub, cars or sop.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="Name of a dataset, such as cub.", show_default=False)
+    ],
     folder: Annotated[
         Path | None,
         typer.Option(help="Where the files go; the cache folder by default.", show_default=False),
@@ -173,11 +175,12 @@ def _write_bad(path: Path, bad: list[tuple[str, str]]) -> None:
 def _next_command(
     path: str, known_as: str | None, answer: dict[str, Any], options: dict[str, Any]
 ) -> str:
-    """The command line to try next; "" if there is nothing to train on.
+    """The command line to try next; "" if there is nothing to train on, or not yet.
 
     Without labels it is that of a table that has them, or the one that needs none.
     """
-    if not any(count["images"] for count in answer["record"]["counts"].values()):
+    found = any(count["images"] for count in answer["record"]["counts"].values())
+    if not found or "missing_extra" in answer["record"]:
         return ""
     table = None if answer["class_sizes"] else answer["record"].get("table")
     if table is not None:  # it labels what the folders do not
@@ -200,7 +203,8 @@ def _next_command(
 
 def _print_report(answer: dict[str, Any]) -> None:
     record = answer["record"]
-    what = "" if answer["recognized"] in ("folder", "table") else f"{answer['recognized']}, "
+    own = answer["recognized"] in ("folder", "table", "unreadable")
+    what = "" if own else f"{answer['recognized']}, "
     print(f"{record['root']}: {what}read as {record['layout']}")
     _print_some("group{s} of copies with different labels", _joined(answer["conflicts"]))
     short = record.get("short_classes", {"classes": 0, "examples": {}})

@@ -77,8 +77,8 @@ def _print_extras(extras: dict[str, dict[str, Any]]) -> None:
 
 def _print_places(answer: dict[str, Any]) -> None:
     for number, (name, found) in enumerate(answer["sets"].items()):
-        place = found["path"] or f"not here; {found['remedy']}"
-        print(f"{'' if number else 'sets':<10}{name:<9} {place}")
+        path = found["path"] or f"not here; {found['remedy']}"
+        print(f"{'' if number else 'sets':<10}{name:<9} {path}")
     for number, weights in enumerate(answer["weights"]):
         print(f"{'' if number else 'weights':<10}{weights['name']}: {weights['from']}")
     if not answer["weights"]:

@@ -62,15 +62,15 @@ def verb(
         listed = list_images(images, **run_reading(run, images, given))
         done = embed_files(open_model(run), listed, out=out, group=distributed.group)
         write_vectors(out, done)
-    facts: dict[str, Any] = {
+    result: dict[str, Any] = {
         "file": str(out),
         "images": len(done.refs),
         "dim": int(done.vectors.shape[1]),
         "bad": [list(row) for row in done.bad],
     }
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps(result))
         return
-    print(f"{out}: {facts['images']:,} vectors of {facts['dim']} numbers")
+    print(f"{out}: {result['images']:,} vectors of {result['dim']} numbers")
     if done.bad:
         print(f"  {len(done.bad):,} files cannot be read: {out.parent / 'bad_images.csv'}")

@@ -84,18 +84,18 @@ def verb(
         method=method,
         callback=ProgressCallback(),
     )
-    facts = found.as_dict()
+    result = found.as_dict()
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps(result))
         return
-    for name, value in facts["scores"].items():
+    for name, value in result["scores"].items():
         if tells_something(name, found.scores.gallery):
             before = "" if found.start is None else f"   start {found.start[name]:.4f}"
             print(f"{name:<12} {value:.4f}{before}")
     worst = [f"{name} {row['recall@1']:.2f}" for name, row in found.classes.items()][:_SHOWN]
     if len(found.classes) > 1:
         print(f"worst classes by recall@1 (--json lists all): {', '.join(worst)}")
-    for name, value in facts["conditions"].items():
+    for name, value in result["conditions"].items():
         print(f"  {name.replace('_', ' ')}: {'yes' if value is True else f'{value:,}'}")
     if found.plain is not None:
         recall = found.plain.metrics["recall@1"]

@@ -40,7 +40,7 @@ def verb(
     path = output or run / f"model.{format}"
     print(f"exporting {model.backbone_name} to {path}", file=sys.stderr)
     done = export_onnx(model, path, preprocessing_inside=preprocessing_inside)
-    facts = {
+    result = {
         "path": str(done.path),
         "format": format,
         "bytes": done.size,
@@ -49,7 +49,7 @@ def verb(
         "largest_difference": done.largest_difference,
     }
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps(result))
     else:
         print(
             f"{done.path}: {done.size / 1e6:.1f} MB, differs from torch by at most "

@@ -31,7 +31,7 @@ def verb(
     ] = "laptop",
     data: Annotated[
         str | None,
-        typer.Option(help="emoji, cub, cars, sop, inshop or imagenet.", show_default=False),
+        typer.Option(help="Name of a dataset, such as emoji or cub.", show_default=False),
     ] = None,
     root: Annotated[
         str | None, typer.Option(help="Folder or archive of the images.", show_default=False)
@@ -181,7 +181,8 @@ def _print(counts: "JobCounts", out: Path, as_json: bool, figure: Path | None = 
         drawn = {} if figure is None else {"figure": str(figure)}
         print(json.dumps({**vars(counts), "out": str(out), **drawn}))
     else:
-        print(f"{counts.finished} finished, {counts.done} done, {counts.failed} failed")
+        if counts.finished + counts.done + counts.failed or not counts.refused:
+            print(f"{counts.finished} finished, {counts.done} done, {counts.failed} failed")
         if counts.elsewhere:
             print(f"{counts.elsewhere} more run in other processes: repeat the command later")
         if figure is not None:

@@ -80,7 +80,7 @@ def verb(
         typer.Option(help="Choose crop and steps so that the run takes this long on this machine."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Updates of the weights.", show_default="200 on a CPU")
+        int | None, typer.Option(help="Number of training steps.", show_default="200 on a CPU")
     ] = None,
     crop: Annotated[
         int | None,
@@ -131,7 +131,8 @@ def verb(
     if start is not None and backbone is not None:
         raise typer.BadParameter("--start gives the network: leave out --backbone")
     # Options that are settings come from the context: their names are not listed again.
-    config, folder = _planned(data, resume, out, [*_settings(context.params), *(overrides or [])])
+    given = _settings(context.params)
+    config, folder = _planned(data, resume, out, overrides or [], given)
     if processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         from cbml.training import run_processes
 
@@ -151,22 +152,26 @@ def verb(
             _print_result(result, as_json)
 
 
-def _settings(options: Mapping[str, Any]) -> list[str]:
-    """The options that are settings of a run under the same name, as `--set` would have them."""
+def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are settings of a run under the same name."""
     from cbml.runs import FLAT_KEYS
 
     options = {**options, "data": None}
     if options["labels"] == "names":
         options |= {"labels": None, "label_from": options["label_from"] or "auto"}
-    return [
-        f"{key}={value}"
+    return {
+        key: str(value) if isinstance(value, Path) else value
         for key, value in options.items()
         if key in FLAT_KEYS and value is not None and value is not False
-    ]
+    }
 
 
 def _planned(
-    data: str | None, resume: Path | None, out: Path | None, words: list[str]
+    data: str | None,
+    resume: Path | None,
+    out: Path | None,
+    texts: list[str],
+    given: Mapping[str, Any],
 ) -> tuple["RunConfig", Path]:
     """The config and the folder of the run; what cannot be meant is a usage error."""
     from cbml.errors import BadData
@@ -178,9 +183,9 @@ def _planned(
         if resume is not None:
             from cbml.runs import resumed_config
 
-            config = resumed_config(resume, words)
+            config = resumed_config(resume, texts, given)
         else:
-            changes = parse_overrides(words)
+            changes = parse_overrides(texts, given)
             images = {"source": str(data), **changes.pop("data", {})}
             config = RunConfig(images, **changes)
         check_names(config)
@@ -233,10 +238,11 @@ def _print_result(result: "RunResult", as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.as_dict()))
         return
+    from cbml.progress import counted
     from cbml.report import tells_something
 
     folder, fitted = result.folder, result.fitted
-    print(f"{folder}: {fitted.steps} steps")
+    print(f"{folder}: {counted(fitted.steps, 'step')}")
     if fitted.best_score is not None:
         print(
             f"  held-out {result.config.training.choose_by}: {fitted.best_score:.4f} after step "

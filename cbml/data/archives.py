@@ -75,7 +75,7 @@ def folder_of(root: Path) -> Path:
     """The folder of a set: `root` itself, or the cache folder into which its archive was unpacked.
 
     Args:
-        root: a folder, or an archive (.tgz, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip).
+        root: A folder, or an archive (.tgz, .tar, .tar.gz, .tar.bz2, .tar.xz, .zip).
     """
     if os.path.isdir(root):
         return root
@@ -84,8 +84,8 @@ def folder_of(root: Path) -> Path:
     if not root.name.lower().endswith(_SUFFIXES) or not os.path.isfile(root):
         raise BadData(f"{root}: neither a folder nor an archive ({', '.join(_SUFFIXES)})")
     status = root.stat()
-    facts = f"{root.resolve()} {status.st_size} {status.st_mtime_ns}"
-    key = hashlib.sha256(os.fsencode(facts)).hexdigest()[:16]
+    identity = f"{root.resolve()} {status.st_size} {status.st_mtime_ns}"
+    key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
     target = cache_folder() / "archives" / f"{root.name.split('.')[0]}-{key}"
     with locked(target.parent, name=f"{target.name}.lock", wait=math.inf):
         if not target.exists():
@@ -100,7 +100,7 @@ def extract(archive: Path, target: Path, *, limits: Limits | None = None) -> Non
     `limits` allow.
 
     Args:
-        archive: a tar file, compressed or not, or a zip file.
+        archive: A tar file, compressed or not, or a zip file.
         limits: How much may come out; the defaults when None.
     """
     meter = _Meter(archive, limits or Limits())

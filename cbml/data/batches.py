@@ -18,7 +18,7 @@ from cbml.errors import BadData
 
 
 class Batch(NamedTuple):
-    """What a network learns from in one step.
+    """The batch of one training step.
 
     Args:
         pixels: (B, 3, crop, crop) float32, or uint8 where no normalization was asked for.
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class EpochBatches:
-    """The batches of one epoch, planned by somebody who knows more than the labels.
+    """The batches of one epoch, planned by a method instead of by the labels.
 
     Args:
         indices: Images of each global batch. (S, B)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from cbml.data.datasets import DATASETS, find_dataset, load, recognize
+from cbml.data.datasets import find_dataset, load, recognize
 from cbml.data.decode import UnreadableImage, UnreadableImages, prefetch, read_image
 from cbml.data.discovery import ignored_files, image_folders, open_source, same_bytes
 from cbml.data.image_dataset import ImageDataset, Splits
 from cbml.data.splits import unlabeled_splits
-from cbml.data.table import find_metadata
-from cbml.errors import BadData
+from cbml.data.table import TABLE_SUFFIXES, find_metadata
+from cbml.errors import BadData, MissingExtra
 from cbml.files import replaced_file
 
 Progress = Callable[[int, int], None]
@@ -31,7 +31,7 @@ class Report:
     """What `check` found; paths are relative to the dataset's folder.
 
     Args:
-        recognized: The name of the dataset, or "folder" or "table".
+        recognized: The name of the dataset, or "folder", "table" or "unreadable".
         record: What was decided when it was loaded: layout, counts, seed and the like.
         problems: What `cbml train` would refuse it for.
         conflicts: Groups of files with the same bytes and different labels.
@@ -42,7 +42,7 @@ class Report:
         bad: Path and reason of every image that cannot be read.
         ignored: Files of a folder that are not images by their suffix, such as .xml.
         duplicates: Groups of files with the same bytes.
-        across: Those groups that are both in train and in test.
+        across: Groups that are both in train and in test.
     """
 
     recognized: str
@@ -66,7 +66,7 @@ class Report:
 def load_anyway(
     source: Path | str, name: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Splits:
-    """As `load`, but what cannot be used as it is gives a `record["problems"]` and what is there.
+    """Like `load`, but problems are listed in `record["problems"]` instead of raised.
 
     Args:
         source: A folder, archive or table, as for `load`.
@@ -78,28 +78,38 @@ def load_anyway(
         find_dataset(str(name))  # a misspelled name is no property of the folder
     try:
         return load(source, name, **chosen)
-    except BadData as error:
-        problem = str(error)
-    partial: Splits | None = None
-    with contextlib.suppress(BadData):
+    except (BadData, MissingExtra) as error:
+        refusal = error
+    try:
         partial = load(source, name, **{**chosen, "allow_partial": True})
-    if partial is None:
-        partial = _everything(source)
-        if (name or recognize(source)) in DATASETS:
-            partial.record["known_as"] = "folder"  # what `load` must be told to read it so, too
-    partial.record["problems"] = [problem]
+    except (BadData, MissingExtra):
+        place = Path(source).expanduser()
+        if not os.path.lexists(place):
+            raise refusal from None
+        partial = _everything(place, name)
+    if isinstance(refusal, MissingExtra):
+        extra = {"problems": [f"{source}: {refusal}"], "missing_extra": refusal.extra}
+        partial.record.update(extra)
+    else:
+        partial.record["problems"] = [str(refusal)]
     return partial
 
 
-def _everything(source: Path | str) -> Splits:
-    """All images below a folder, without labels; raises BadData where there is no such folder."""
-    if recognize(source) == "table":
-        if not os.path.isfile(source):
-            raise BadData(f"{str(source)[:100]}: no such table")
-        return unlabeled_splits("table", Path(source), "a table", ())
-    root = open_source(source)
-    paths = [path for _, images in image_folders(root) for path in images]
-    return unlabeled_splits("folder", root, "all images below it", paths)
+def _everything(source: Path, name: str | None) -> Splits:
+    """All images below a folder, without labels; none of what cannot be opened."""
+    try:
+        known_as = name or recognize(source)
+        root = open_source(source)
+        paths = [path for _, images in image_folders(root) for path in images]
+    except BadData:
+        if os.path.isfile(source) and source.suffix.lower() in TABLE_SUFFIXES:
+            return unlabeled_splits("table", source, "a table", ())
+        what = "a folder" if os.path.isdir(source) else "a file"
+        return unlabeled_splits("unreadable", source, what, ())
+    splits = unlabeled_splits("folder", root, "all images below it", paths)
+    if known_as != "folder":
+        splits.record["known_as"] = "folder"  # what `load` must be told to read it so, too
+    return splits
 
 
 def check(splits: Splits, *, workers: int = 2, progress: Progress | None = None) -> Report:

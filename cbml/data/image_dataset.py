@@ -15,7 +15,7 @@ ROLES = ("query", "gallery")
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """Images on disk, their classes, and whether they ask or answer in a search.
+    """Images on disk, their classes, and their roles in a search.
 
     Labels count from 0 within this set, without gaps, so that they can index a table of proxies;
     two sets name the same class by the same class name, not by the same number.
@@ -113,15 +113,14 @@ class ImageDataset:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """What to learn from, what to choose by, and what to report on.
+    """The splits of a dataset: train, validation, and either test or query and gallery.
 
     Args:
-        train: The images to learn from.
+        train: The training images.
         validation: Held-out training classes; empty when none were asked for.
-        test: The images to report on; None where query and gallery take its place, or where nothing
-            is known to test against.
-        query: The images that ask, where the protocol separates them; else None.
-        gallery: The images that answer; its labels mean the same classes as those of `query`.
+        test: The test images; None where query and gallery take its place, or without labels.
+        query: The queries, where the protocol separates them from the gallery; else None.
+        gallery: The images that are searched; labels mean the same classes as in `query`.
         record: What was recognized and decided (layout, counts, seed ...), plain enough for JSON.
     """
 

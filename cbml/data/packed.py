@@ -60,22 +60,22 @@ class PackedImages:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            parts, about = load_folder(folder, KIND)
+            parts, metadata = load_folder(folder, KIND)
         except DamagedFile as error:  # whose remedies are for what cannot be made again
             raise _damaged(folder, str(error).partition(";")[0]) from None
         table: NDArray[np.int64] = np.load(parts["table.npy"])  # (N, 4): place, H, W, check sum
-        self.short_side = int(about["short_side"])
-        self.reasons = {int(index): str(reason) for index, reason in about["bad"].items()}
-        self._digest = str(about["digest"])
+        self.short_side = int(metadata["short_side"])
+        self.reasons = {int(index): str(reason) for index, reason in metadata["bad"].items()}
+        self._digest = str(metadata["digest"])
         self._table = table
         self._checked = np.zeros(len(table), dtype=np.bool_)
         path = folder / PIXELS
-        if not path.is_file() or path.stat().st_size != about["bytes"]:
+        if not path.is_file() or path.stat().st_size != metadata["bytes"]:
             raise _damaged(folder, f"{path}: not the size its manifest says")
         # Copy on write: torch wants memory it may write to, and the file must stay as it is.
         self._pixels = (
             torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
-            if about["bytes"]
+            if metadata["bytes"]
             else torch.empty(0, dtype=torch.uint8)
         )
 
@@ -200,10 +200,10 @@ def _fingerprint(paths: Sequence[Path], short_side: int) -> str:
     for path in paths:
         try:
             status = os.stat(path)
-            facts = f"{status.st_size} {status.st_mtime_ns}"
+            identity = f"{status.st_size} {status.st_mtime_ns}"
         except OSError:
-            facts = "missing"
-        digest.update(os.fsencode(os.path.abspath(path)) + b"\0" + facts.encode() + b"\0")
+            identity = "missing"
+        digest.update(os.fsencode(os.path.abspath(path)) + b"\0" + identity.encode() + b"\0")
     return digest.hexdigest()[:24]
 
 
@@ -242,14 +242,14 @@ def _publish(folder: Path, entries: list[Entry], short_side: int) -> None:
     sizes = np.array([entry[:3] for entry in entries], dtype=np.int64).reshape(-1, 3)
     lengths = sizes[:, 0] * sizes[:, 1] * 3
     table = np.concatenate([(np.cumsum(lengths) - lengths)[:, None], sizes], axis=1)
-    about = {
+    metadata = {
         "short_side": short_side,
         "bytes": int(lengths.sum()),
         "digest": combined_digest(entry[4] for entry in entries),
         "bad": {str(index): entry[3] for index, entry in enumerate(entries) if entry[3]},
     }
     parts = {"table.npy": lambda path: np.save(path, table)}
-    save_folder(folder, KIND, parts, about)
+    save_folder(folder, KIND, parts, metadata)
     (folder / JOURNAL).unlink()
 
 

@@ -30,7 +30,7 @@ SPLIT_NAMES = {
     "query": "query",
     "gallery": "gallery",
 }
-_FEWEST_FOR_TWO = 6
+_FEWEST_TO_CHOOSE = 4  # held-out classes, where there are three times as many
 _FEWEST_TO_TEST = 4
 _FEWEST_OF_A_CLASS = 4  # two images to learn from and two to find each other
 _FEW_CLASSES, _FEW_IMAGES = 10, 100  # below either, training may teach less than it forgets
@@ -43,9 +43,10 @@ def hold_out(
     """Labels to train on and labels to hold out, each sorted.
 
     The classes are shuffled with the seed and the first of them are taken. Classes of one image are
-    passed over, as nothing can be found for it. At least two classes are held out, since within one
-    alone every result is relevant; where that would leave fewer than four to train on, or where two
-    cannot be had, none are.
+    passed over, as nothing can be found for it. At least a third of the classes are held out, up to
+    four, since fewer hardly tell two models apart and three are needed for match probabilities; and
+    at least two, since within one alone every result is relevant. Where that would leave fewer than
+    four to train on, or where two cannot be had, none are.
     """
     classes = len(sizes)
     shuffled = np.random.default_rng(seed).permutation(classes)
@@ -53,8 +54,10 @@ def hold_out(
     if not 0 <= share < 1:
         raise BadData(f"validation={share}: a share of classes in [0, 1)")
     count = round(share * classes)
-    if share and count < 2:
-        count = 2 if classes >= _FEWEST_FOR_TWO else 0
+    if share and count < (fewest := min(_FEWEST_TO_CHOOSE, classes // 3)):
+        count = fewest
+    if count < 2:
+        count = 0
     held = usable[:count] if len(usable) > 1 else usable[:0]
     if classes < 4 and len(held) > classes - 2:
         held = held[:0]
@@ -152,15 +155,17 @@ def stated_splits(name: str, found: Found, *, validation: float, seed: int) -> S
     record["notes"] = split_notes(splits, test=0, validation=validation)
     if shared:
         record |= {"shared_classes": shared, "scores_for": "new images of known classes"}
+        others = sorted(searched - set(train.class_names))
+        named = f", all but {', '.join(others)}" if 0 < len(others) <= _SHOWN else ""
         record["notes"].append(
-            f"{shared:,} of {len(searched):,} {scored} classes are also in train: scores are for "
-            "new images of known classes; --split classes keeps the classes apart instead"
+            f"{shared:,} of {len(searched):,} {scored} classes are also in train{named}: scores "
+            "are for new images of known classes; --split classes keeps the classes apart instead"
         )
     return _reported(splits)
 
 
 def unlabeled_splits(name: str, source: Path, layout: str, paths: Sequence[Path]) -> Splits:
-    """Images of which nothing is known: all of them to train.
+    """The splits of images without labels: all of them are training images.
 
     Args:
         name: Kind of source, "folder" or "table".

@@ -58,7 +58,7 @@ def table(
     same bytes on both sides of the split are warned of and recorded.
 
     Args:
-        path: a .csv (commas, semicolons or tabs, with a header), .jsonl or .parquet file.
+        path: A .csv (commas, semicolons or tabs, with a header), .jsonl or .parquet file.
         root: What relative paths start from; the folder of the table when None.
         test: Share of the classes to test on where no split is stated; 0 for none.
         validation: Share of the training classes to hold out; 0 for none.

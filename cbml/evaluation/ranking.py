@@ -119,13 +119,13 @@ def rank_positives(
     for start in range(0, total, height):
         # The last block is as high as the others and repeats the last query.
         block = torch.arange(start, start + height).clamp_(max=total - 1)
-        places, count = block.numpy(), counts[block].numpy()
+        indices, count = block.numpy(), counts[block].numpy()
         torch.mm(queries[ranges.queries[block]], gallery.T, out=similarity[:, :width])
         positives = _take_positives(similarity.numpy(), ranges, block) - slack  # (H, W)
         ranks = _Negatives(similarity).ranks(positives, int(count.max()) if nearest else 0)
-        first_hits[places] = ranks[:, 0]
+        first_hits[indices] = ranks[:, 0]
         for name, compute in computes.items():
-            values[name][places] = compute(ranks, count)
+            values[name][indices] = compute(ranks, count)
     return first_hits, values
 
 
@@ -194,10 +194,10 @@ class _Negatives:
 
     def _floor(self, nearest: int) -> NDArray[np.float32] | float:
         """A number that at least `nearest` negatives of the row reach, or -inf, (H, 1)."""
-        place = self.largest.shape[1] - nearest
-        if place < 0:
+        column = self.largest.shape[1] - nearest
+        if column < 0:
             return -np.inf
-        return np.partition(self.largest, place, axis=1)[:, place, None]
+        return np.partition(self.largest, column, axis=1)[:, column, None]
 
 
 # The ranks of each query's positives after a reranker has put the nearest images in order again.
@@ -245,8 +245,8 @@ def rerank_positives(
 def _relevant(ranges: PositiveRanges, block: torch.Tensor, width: int) -> NDArray[np.bool_]:
     """Whether each image of the gallery is a positive of each query, (H, G)."""
     begin, end, own = (part[block].numpy()[:, None] for part in ranges[1:])
-    place = np.arange(width)[None]
-    relevant: NDArray[np.bool_] = (place >= begin) & (place < end) & (place != own)
+    column = np.arange(width)[None]
+    relevant: NDArray[np.bool_] = (column >= begin) & (column < end) & (column != own)
     return relevant
 
 

@@ -48,28 +48,28 @@ def rendered(text: str, body: str) -> str:
     return f"{head}{begin}\n{body}{end}{tail}"
 
 
-def draw_leaderboard(lines: Sequence[Line], title: str, place: Path) -> None:
+def draw_leaderboard(lines: Sequence[Line], title: str, path: Path) -> None:
     """Recall@1 of all entries with their intervals, the best on top, and their time beside it."""
     pyplot = open_pyplot()
     shown = [(line, line.recall) for line in reversed(lines) if line.recall]
-    places = range(len(shown))
+    positions = range(len(shown))
     with pyplot.rc_context(STYLE):
         figure, (scores, times) = pyplot.subplots(
             1, 2, figsize=(8, 1.4 + 0.2 * len(shown)), sharey=True, width_ratios=[3, 1]
         )
-        for at, (line, recall) in zip(places, shown, strict=True):
+        for at, (line, recall) in zip(positions, shown, strict=True):
             color = _OURS if line.name == "cbml" else _OTHERS
             width = recall.half_width or None
             scores.errorbar(recall.mean, at, xerr=width, fmt="o", color=color, capsize=2)
             if line.seconds:
                 times.plot([0, line.seconds], [at, at], color=color, linewidth=4)
-        scores.set_yticks(places, [line.name for line, _ in shown], fontsize=8)
+        scores.set_yticks(positions, [line.name for line, _ in shown], fontsize=8)
         scores.set_ylim(-0.7, len(shown) - 0.3)
         scores.set_xlabel("Recall@1 on unseen classes, %")
         times.set_xlim(left=0)
         times.set_xlabel("seconds per step")
         figure.suptitle(title, fontsize=11)
-        save_png(pyplot, figure, place)
+        save_png(pyplot, figure, path)
 
 
 def render_documents(docs: Path, results: Path) -> None:
@@ -81,8 +81,8 @@ def render_documents(docs: Path, results: Path) -> None:
         with replaced_file(document) as temporary:
             temporary.write_text(text, encoding="utf-8")
     for (data, labels), lines in leaderboard_lines(records).items():
-        place = docs / "images" / leaderboard_figure(data, labels)
-        draw_leaderboard(lines, leaderboard_title(data, labels), place)
+        path = docs / "images" / leaderboard_figure(data, labels)
+        draw_leaderboard(lines, leaderboard_title(data, labels), path)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure.
+    """A figure of the paper, and the rows it is drawn from.
 
     Args:
         table: The rows that must be run for it; its name is the figure's.
@@ -72,8 +72,8 @@ def draw_gap(
         shown = list(dict.fromkeys(rows))
         for offset, split, color in ((-0.2, "train", _SEEN), (0.2, "test", _UNSEEN)):
             found = {
-                place + offset: estimate(values)
-                for place, name in enumerate(shown)
+                index + offset: estimate(values)
+                for index, name in enumerate(shown)
                 if (values := _recalls(records, name, split))
             }
             if found:
@@ -173,11 +173,11 @@ def draw_similarity(
     size = (12, 2.3 * len(models))
     figure, panels = pyplot.subplots(len(models), 4, figsize=size, squeeze=False)
     for line, (name, row) in zip(panels, grid.items(), strict=True):
-        for place, (which, one) in enumerate(row.items()):
-            plot_similarities(line[place], one, similarity_limits(grid))
-            plot_ratio(line[place + 2], one, similarity_limits(grid))
-            line[place].set_title(f"{name}: {which}", fontsize=9)
-            line[place + 2].set_title(f"log₁₀ Φ_N, {which}", fontsize=9)
+        for index, (which, one) in enumerate(row.items()):
+            plot_similarities(line[index], one, similarity_limits(grid))
+            plot_ratio(line[index + 2], one, similarity_limits(grid))
+            line[index].set_title(f"{name}: {which}", fontsize=9)
+            line[index + 2].set_title(f"log₁₀ Φ_N, {which}", fontsize=9)
     for panel in panels[0][[0, 2]]:
         panel.legend(loc="best", fontsize=7)
     for panel in panels[-1]:
@@ -350,12 +350,12 @@ def draw_figure(figure: Figure, jobs: Sequence[Job], out: Path, sources: Sources
     first = jobs[0]
     optimistic = any(job.optimistic for job in jobs)
     kind = f"{first.scale}-{first.config.data.source}{'-test' if optimistic else ''}"
-    place = out / "figures" / f"{figure.table.name}-{kind}.png"
+    index = out / "figures" / f"{figure.table.name}-{kind}.png"
     with pyplot.rc_context(STYLE):
         drawn = figure.draw(pyplot, jobs, records, out, sources)
         drawn.suptitle(f"{figure.table.title} ({_subtitle(jobs)})", fontsize=11)
-        save_png(pyplot, drawn, place)
-    return place
+        save_png(pyplot, drawn, index)
+    return index
 
 
 def open_pyplot() -> Any:
@@ -368,10 +368,10 @@ def open_pyplot() -> Any:
     return pyplot
 
 
-def save_png(pyplot: Any, figure: Any, place: Path) -> None:
+def save_png(pyplot: Any, figure: Any, index: Path) -> None:
     """Write a figure, whole or not at all, and forget it."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with replaced_file(place) as temporary:
+    index.parent.mkdir(parents=True, exist_ok=True)
+    with replaced_file(index) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     pyplot.close(figure)
 

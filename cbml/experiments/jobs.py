@@ -50,7 +50,7 @@ _NEEDED = {"table", "row", "trial", "settings", "scores"}
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run and what is to be noted of it.
+    """A run of an experiment, and what its record must say.
 
     Args:
         table: Name of the table, such as "loss-ablation".

@@ -311,6 +311,8 @@ def _agrees(record: Record, entry: Entry, protocol: Protocol) -> bool:
 
 def _section(data: str, labels: str, lines: "Sequence[Line]", trial_data: str) -> str:
     state = f"{len(lines)} entries, at their learning rates on {trial_data}"
+    if len(lines) == 1:
+        state = f"One entry, at its learning rate on {trial_data}"
     if data == trial_data:  # the only dataset on which all of them are to run
         everything = [e.name for e in find_entries(labels="known" if labels == "known" else "none")]
         here = {line.name for line in lines}
@@ -319,7 +321,7 @@ def _section(data: str, labels: str, lines: "Sequence[Line]", trial_data: str) -
         state += f"; still to run: {', '.join(missing)}" if missing else ""
     heads = ["", "entry", "seeds", "learning rate", "Recall@1", "MAP@R", "seconds per step", "GB"]
     table = ["| " + " | ".join(heads) + " |", "|---:|---" + "|---:" * 6 + "|"]
-    table += [f"| {place} | {line} |" for place, line in enumerate(lines, start=1)]
+    table += [f"| {rank} | {line} |" for rank, line in enumerate(lines, start=1)]
     title = leaderboard_title(data, labels)
     figure = f"![Recall@1 and seconds per step: {title}](images/{leaderboard_figure(data, labels)})"
     return "\n".join([f"## {title}", "", f"{state}.", "", figure, "", *table]) + "\n"

@@ -32,7 +32,7 @@ _Scores = dict[float, float]  # learning rate -> validation Recall@1
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is asked for of a table.
+    """Which rows of a table to run, where, and with which changes.
 
     Args:
         table: The table to plan for.
@@ -241,7 +241,7 @@ def _learning_rate(
     row: Row, plan: Plan, overrides: Mapping[str, Any], tried: _Trials
 ) -> float | None:
     """The best rate of the first of the places where a row's rate can have been tried."""
-    for table, label, scores in _places(row, plan, overrides, tried):
+    for table, label, scores in _candidates(row, plan, overrides, tried):
         if scores:
             missing = sorted(set(LEARNING_RATES[plan.scale]) - set(scores))
             if missing:
@@ -253,7 +253,7 @@ def _learning_rate(
     return None
 
 
-def _places(
+def _candidates(
     row: Row, plan: Plan, overrides: Mapping[str, Any], tried: _Trials
 ) -> Iterable[tuple[str, str, _Scores]]:
     table, scale, tuning = plan.table.name, plan.scale, LOSS_ABLATION.name

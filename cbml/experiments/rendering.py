@@ -24,7 +24,7 @@ from cbml.experiments.rows import (
 )
 
 # Scale, dataset, model selection, backbone, steps and epochs.
-_Place = tuple[str, str, str, str, int, int]
+_Group = tuple[str, str, str, str, int, int]
 
 
 @dataclass(frozen=True)
@@ -101,23 +101,23 @@ def table_blocks(table: Table, records: Iterable[Record]) -> list[Block]:
         table: The table, which names its rows.
         records: Records of any tables; trials are passed over.
     """
-    groups: dict[_Place, list[Record]] = {}
+    groups: dict[_Group, list[Record]] = {}
     for record in records:
         if record["table"] == table.name and not record["trial"]:
-            groups.setdefault(_place(record), []).append(record)
+            groups.setdefault(_group_of(record), []).append(record)
     if not groups:
         return _published_blocks(table)
-    return [_block(table, place, found) for place, found in sorted(groups.items())]
+    return [_block(table, group, found) for group, found in sorted(groups.items())]
 
 
-def _place(record: Record) -> _Place:
+def _group_of(record: Record) -> _Group:
     """What records must share to stand in one table.
 
     At the full scale the labels name the backbone, as the paper's tables do; at the laptop scale
     another network or another length of training is another table.
     """
-    place = record["scale"], record["data"], record["model_selection"]
-    return *place, *(_trained(record) if record["scale"] == "laptop" else ("", 0, 0))
+    group = record["scale"], record["data"], record["model_selection"]
+    return *group, *(_trained(record) if record["scale"] == "laptop" else ("", 0, 0))
 
 
 def _trained(record: Record) -> tuple[str, int, int]:
@@ -126,8 +126,8 @@ def _trained(record: Record) -> tuple[str, int, int]:
     return settings["backbone"], int(settings["steps"] or 0), int(settings.get("epochs") or 0)
 
 
-def _block(table: Table, place: _Place, records: Sequence[Record]) -> Block:
-    scale, data = place[:2]
+def _block(table: Table, group: _Group, records: Sequence[Record]) -> Block:
+    scale, data = group[:2]
     laptop = scale == "laptop"
     known: Scale = "laptop" if laptop else "full"
     rows = {row.label(known): row for row in table.rows_for(known, data)}
@@ -139,9 +139,9 @@ def _block(table: Table, place: _Place, records: Sequence[Record]) -> Block:
         alike = json.dumps(record["settings"] | {"seed": None}, sort_keys=True)
         name = (record["row"], _changed(record["overrides"]), alike)
         groups.setdefault(name, {})[record["seed"]] = record
-    places = sorted(groups, key=lambda name: (order.get(name[0], len(order)), name))
+    names = sorted(groups, key=lambda name: (order.get(name[0], len(order)), name))
     lines = [
-        _line(table, *name[:2], list(groups[name].values()), rows.get(name[0])) for name in places
+        _line(table, *name[:2], list(groups[name].values()), rows.get(name[0])) for name in names
     ]
     if not laptop:  # rows that are yet to be run as they are
         unchanged = {label for label, overrides, _ in groups if not overrides}
@@ -155,11 +155,11 @@ def _block(table: Table, place: _Place, records: Sequence[Record]) -> Block:
     columns = tuple(
         column for column in _columns(table) if any(_has(line, column) for line in lines)
     )
-    return Block(_title(place, records), columns, tuple(lines), not laptop, _reasons(others))
+    return Block(_title(group, records), columns, tuple(lines), not laptop, _reasons(others))
 
 
-def _title(place: _Place, records: Sequence[Record]) -> str:
-    scale, data, selection = place[:3]
+def _title(group: _Group, records: Sequence[Record]) -> str:
+    scale, data, selection = group[:3]
     chosen = "the test, optimistic" if selection == "test" else "validation classes"
     trained = sorted({_trained(record) for record in records})
     networks = dict.fromkeys(network for network, *_ in trained)

@@ -245,6 +245,7 @@ _LAPTOP_LOSSES: Mapping[str, Changes] = {"multi_similarity_xbm": {"loss": {"warm
 # Where the authors' program differs from what a run has by default.
 PAPER_RECIPE: dict[str, dict[str, Any]] = {
     "augmentation": {"min_area": 0.16},
+    "model": {"test_crop": None},
     "optimizer": {"ema": 0.0},
     "loss": {"proxy_weight": 0.0},
 }
@@ -303,7 +304,7 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     A key is a field such as "steps", "section.field", or an option of the config's loss.
     """
     for key, value in settings.items():
-        section, field = _place(config, key)
+        section, field = _section_and_field(config, key)
         config = config.replace(**{section: {field: value}})
     if settings and config.loss.parameters == "given":  # else the images tell what is missing
         try:
@@ -314,7 +315,7 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def _place(config: RunConfig, key: str) -> tuple[str, str]:
+def _section_and_field(config: RunConfig, key: str) -> tuple[str, str]:
     """The section and the field, or the option of the loss, that a key names."""
     if key in FLAT_KEYS:
         return FLAT_KEYS[key]

@@ -39,7 +39,7 @@ Outcome = Literal["finished", "done", "failed", "elsewhere"]
 
 @dataclass
 class JobCounts:
-    """What became of each job.
+    """How many jobs were run, and which could not be.
 
     Args:
         finished: Jobs that were done before.
@@ -84,7 +84,7 @@ def lease(folder: Path) -> Iterator[bool]:
 
 
 def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Callback) -> JobCounts:
-    """Do what is not yet done, and write the records of all that is.
+    """Run the jobs that are not finished, and write the records of all that are.
 
     Several processes, also of several machines, may do this with one folder: each takes what
     nobody else holds. Interrupted, the same call resumes where it stopped. A job with a record is

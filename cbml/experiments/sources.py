@@ -92,7 +92,7 @@ class Sources:
         """The config with the places of this machine in it.
 
         Args:
-            config: With the name of a dataset.
+            config: A config that names a dataset.
         """
         given = self.weights is not None and _pretrained(config)
         weights = f"path:{self.weights}" if given else config.model.weights
@@ -160,7 +160,7 @@ class Cost:
 
     Args:
         needs: Images and weights, in words.
-        hours: For one seed; an estimate from counted operations.
+        hours: Hours of one seed; an estimate from counted operations.
         device: The device that the estimate is for.
     """
 

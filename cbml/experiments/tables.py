@@ -317,10 +317,10 @@ def with_own_rows(
     """
     own: list[tuple[str, Changes]] = [(name, _loss(name)) for name in losses]
     own += [(name, {"method": {"name": name}}) for name in methods]
-    places = dict.fromkeys((row.data, row.backbone, row.dim) for row in table.rows)
+    settings = dict.fromkeys((row.data, row.backbone, row.dim) for row in table.rows)
     rows = [
         Row(method=name, changes=changes, data=data, backbone=backbone, dim=dim)
         for name, changes in own
-        for data, backbone, dim in places
+        for data, backbone, dim in settings
     ]
     return dataclasses.replace(table, rows=(*table.rows, *rows))

@@ -49,7 +49,7 @@ class BuildSettings:
             they are, which for a new gallery is its own folder.
         kind: Kind of a new index in the gallery's own folder, as `cbml.Index` takes it.
         recall: Recall of a new index of kind "pq4", as `cbml.Index` takes it.
-        token: For servers that ask for one; never saved.
+        token: Password or key for servers that ask for one; never saved.
         rebuild: Embed all images again; needed when the model is another one.
         save_every: Seconds after which what was embedded so far is saved; longer where saving takes
             more than a tenth of that.
@@ -66,13 +66,13 @@ class BuildSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """What was done.
+    """What a build changed in a gallery.
 
     Args:
         images: Images in the gallery now.
         embedded: How many went through the model.
         kept: How many did not have to.
-        renamed: Of the kept, how many have another path than before.
+        renamed: How many of those kept have another path than before.
         removed: How many left.
         labels: Number of different labels.
         duplicates: Images whose content is that of another one in the gallery.
@@ -114,7 +114,7 @@ def build(
     resumes where it stopped. A second process is refused while the first is at work.
 
     Args:
-        model: Gives the embeddings; a copy of it becomes part of the gallery.
+        model: The model that embeds the images; a copy of it becomes part of the gallery.
         refs: The images that should be in it, as `list_images` gives them.
         folder: Folder of the gallery; made if missing.
         evaluate: `cbml.evaluate`, to score every labeled image as a query; None scores nothing.
@@ -282,7 +282,7 @@ class GalleryBuilder:
         self.store.close()
 
     def result(self, changes: Changes, embedded: int) -> BuildResult:
-        """What was done."""
+        """The counts of this build."""
         images = self.state.images
         contents = Counter(image.sha256 for image in images)
         return BuildResult(

@@ -79,8 +79,8 @@ class ImageDecoder:
         idle = [self._idle.get() for _ in range(self.processes)]
         started = list(idle)
         with contextlib.suppress(DecodingFailed):  # the first upload will hear of it
-            for place, process in enumerate(idle):
-                started[place] = process or _start()
+            for index, process in enumerate(idle):
+                started[index] = process or _start()
         for before, process in zip(idle, started, strict=True):
             if process is not before and process is not None:
                 with contextlib.suppress(DecodingFailed):

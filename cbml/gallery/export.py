@@ -49,7 +49,7 @@ def embed_files(
     """The embeddings of files; those that cannot be read are listed with their reasons.
 
     Args:
-        model: Gives the embeddings.
+        model: The model that embeds the images.
         refs: The files, as `list_images` gives them.
         out: The file that will hold them. Finished chunks are kept beside it until `write_vectors`
             has written it, so that the same call resumes after an interruption.
@@ -109,10 +109,10 @@ def _chunk_folder(out: Path, model: Embedder, refs: Sequence[ImageRef]) -> Path:
     for ref in refs:
         try:
             status = os.stat(ref.path)
-            facts = (ref.path, status.st_size, status.st_mtime_ns)
+            identity = (ref.path, status.st_size, status.st_mtime_ns)
         except OSError:
-            facts = (ref.path, -1, -1)
-        digest.update(repr(facts).encode())
+            identity = (ref.path, -1, -1)
+        digest.update(repr(identity).encode())
     chosen = out.parent / f".{out.name}.{digest.hexdigest()[:16]}.chunks"
     _delete_chunks(out, but=chosen)
     return chosen

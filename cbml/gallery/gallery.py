@@ -53,8 +53,8 @@ class Gallery:
     meanwhile; open it again to see what is new.
 
     Args:
-        folder: As `build` made it.
-        token: For a vector server that asks for one.
+        folder: The folder that `build` made.
+        token: Password or key for a vector server that asks for one.
     """
 
     def __init__(self, folder: Path | str, *, token: str | None = None) -> None:
@@ -183,7 +183,7 @@ class Gallery:
         """The images nearest to a query.
 
         Args:
-            query: From `query` or `image_query`.
+            query: What `query` or `image_query` gave.
             options: How many results, and which filters.
         """
         options = options or SearchOptions()
@@ -193,7 +193,7 @@ class Gallery:
         """The nearest images, nearest first.
 
         Args:
-            query: From `query` or `image_query`.
+            query: What `query` or `image_query` gave.
             depth: How many; no more than every store can give.
         """
         depth = min(depth, DEPTH, max(len(self), 1))

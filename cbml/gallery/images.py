@@ -17,7 +17,7 @@ from cbml.data import (
     open_source,
     recognize,
 )
-from cbml.errors import BadData
+from cbml.errors import BadData, check_choice
 from cbml.files import sha256, write_csv
 
 Split = Literal["all", "train", "test"]
@@ -93,8 +93,7 @@ def list_images(
         path_column: A table's column of the files, where it has an unusual name.
         label_column: A table's column of the labels, where it has an unusual name.
     """
-    if split not in SPLITS:
-        raise BadData(f"split {split!r}: use one of {', '.join(SPLITS)}")
+    split = check_choice(split, "split", SPLITS)
     kind = recognize(source)
     if kind == "folder" and split == "all":
         return _in_folder(open_source(source).absolute(), label_from)

@@ -30,13 +30,13 @@ def layout(vectors: Rows, *, seed: int = 0) -> NDArray[np.uint16]:
     generator = np.random.default_rng(seed)
     chosen = np.sort(generator.permutation(count)[:LANDMARKS])
     marks = vectors[chosen]
-    places = _descend(_joint(marks), _main_axes(marks))
+    positions = _descend(_joint(marks), _main_axes(marks))
     spread = np.empty((count, 2), dtype=np.float32)
     for start in range(0, count, BLOCK):
-        spread[start : start + BLOCK] = _among(vectors[start : start + BLOCK], marks, places)
-    spread[chosen] = places
+        spread[start : start + BLOCK] = _among(vectors[start : start + BLOCK], marks, positions)
+    spread[chosen] = positions
     if count > len(chosen):  # images of the same landmarks would hide each other
-        width = np.ptp(places, axis=0).max() / np.sqrt(count)
+        width = np.ptp(positions, axis=0).max() / np.sqrt(count)
         nudges = generator.normal(0, 0.5 * width, (count, 2)).astype(np.float32)
         nudges[chosen] = 0
         spread += nudges
@@ -80,43 +80,45 @@ def _joint(vectors: Rows) -> Rows:
     return result
 
 
-def _descend(joint: Rows, places: Rows) -> Rows:
+def _descend(joint: Rows, positions: Rows) -> Rows:
     """Gradient descent with momentum and a gain for each number, (N, 2)."""
-    speed, gains = np.zeros_like(places), np.ones_like(places)
-    rate = np.float32(max(len(places) / EXAGGERATION / 4, 20.0))
+    speed, gains = np.zeros_like(positions), np.ones_like(positions)
+    rate = np.float32(max(len(positions) / EXAGGERATION / 4, 20.0))
     # Two arrays for the whole descent: fresh ones at each step would cost more than the sums.
     nearness, pull = np.empty_like(joint), np.empty_like(joint)
     for step in range(STEPS):
         early = step < EARLY
-        gradient = _gradient(joint, places, EXAGGERATION if early else 1.0, nearness, pull)
+        gradient = _gradient(joint, positions, EXAGGERATION if early else 1.0, nearness, pull)
         agree = (gradient > 0) == (speed > 0)
         gains = np.maximum(np.where(agree, gains * 0.8, gains + 0.2), 0.01).astype(np.float32)
         speed = (0.5 if early else 0.8) * speed - rate * gains * gradient
-        places = places + speed
-        places -= places.mean(axis=0)
-    return places
+        positions = positions + speed
+        positions -= positions.mean(axis=0)
+    return positions
 
 
-def _gradient(joint: Rows, places: Rows, exaggeration: float, nearness: Rows, pull: Rows) -> Rows:
+def _gradient(
+    joint: Rows, positions: Rows, exaggeration: float, nearness: Rows, pull: Rows
+) -> Rows:
     """4 Σ_j (p_ij - q_ij) (y_i - y_j) / (1 + |y_i - y_j|²), (N, 2)."""
-    squares = np.square(places).sum(axis=1, keepdims=True)
+    squares = np.square(positions).sum(axis=1, keepdims=True)
     ones = np.ones_like(squares)
     # 1 + |y_i|² + |y_j|² - 2 y_i·y_j as one product.
-    left = np.hstack([-2 * places, squares + 1, ones])
-    np.matmul(left, np.hstack([places, ones, squares]).T, out=nearness)
+    left = np.hstack([-2 * positions, squares + 1, ones])
+    np.matmul(left, np.hstack([positions, ones, squares]).T, out=nearness)
     np.maximum(nearness, 1, out=nearness)
     np.reciprocal(nearness, out=nearness)
     np.fill_diagonal(nearness, 0)
     np.multiply(joint, np.float32(exaggeration * float(nearness.sum(dtype=np.float32))), out=pull)
     pull -= nearness
     pull *= nearness
-    sums = pull @ np.hstack([places, ones])  # Σ_j pull_ij y_j, and Σ_j pull_ij
+    sums = pull @ np.hstack([positions, ones])  # Σ_j pull_ij y_j, and Σ_j pull_ij
     scale = np.float32(4 / float(nearness.sum(dtype=np.float32)))
-    result: Rows = scale * (sums[:, 2:] * places - sums[:, :2])
+    result: Rows = scale * (sums[:, 2:] * positions - sums[:, :2])
     return result
 
 
-def _among(vectors: Rows, marks: Rows, places: Rows) -> Rows:
+def _among(vectors: Rows, marks: Rows, positions: Rows) -> Rows:
     """Each vector at the mean place of its nearest landmarks, nearer ones counting more, (N, 2)."""
     similarities = vectors @ marks.T
     count = min(NEIGHBORS, len(marks))
@@ -124,14 +126,14 @@ def _among(vectors: Rows, marks: Rows, places: Rows) -> Rows:
     near = np.take_along_axis(similarities, nearest, 1)
     weights = np.exp((near - near.max(axis=1, keepdims=True)) * SHARPNESS)
     weights /= weights.sum(axis=1, keepdims=True)
-    result: Rows = np.einsum("nk,nkc->nc", weights, places[nearest]).astype(np.float32)
+    result: Rows = np.einsum("nk,nkc->nc", weights, positions[nearest]).astype(np.float32)
     return result
 
 
-def _squared(places: Rows) -> NDArray[np.uint16]:
-    low, high = places.min(axis=0), places.max(axis=0)
+def _squared(positions: Rows) -> NDArray[np.uint16]:
+    low, high = positions.min(axis=0), positions.max(axis=0)
     side = max(float((high - low).max()), 1e-12)
     middle = (low + high) / 2
-    scaled = (places - middle) / side + 0.5
+    scaled = (positions - middle) / side + 0.5
     squared: NDArray[np.uint16] = np.round(scaled * 65535).clip(0, 65535).astype(np.uint16)
     return squared

@@ -94,7 +94,7 @@ class QueryInfo:
         label: Label of the image.
         positives: Number of other images with its label.
         first_hit_rank: Rank of the nearest of them.
-        average_precision: At R, the number of positives.
+        average_precision: Average precision at R, the number of positives.
     """
 
     id: int | None = None
@@ -115,7 +115,7 @@ class SearchResult:
         name: Name of the image.
         label: Label of the image.
         similarity: Cosine of its embedding and the query's.
-        probability: That it belongs with the query; None without a calibration.
+        probability: Probability that it belongs with the query; None without a calibration.
         relevant: Whether it has the query's label; None where one of the two is unknown.
         duplicate: Whether it is a near-duplicate of the query or of a better result.
     """

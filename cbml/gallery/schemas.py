@@ -24,7 +24,7 @@ PAGE = 500  # entries of a list in one answer
 
 
 def check_parameters(request: Request) -> None:
-    """Refuse parameters that nobody reads: a typing error must not pass for a search."""
+    """Refuse unknown parameters: a typing error must not pass for a search."""
     known = request.app.state.parameters.get(request.scope["route"].path)
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
@@ -213,7 +213,7 @@ class ProbabilityCheck:
 
 @dataclass
 class Info:
-    """What is served."""
+    """The gallery that is served."""
 
     name: str
     folder: str

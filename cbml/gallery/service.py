@@ -120,7 +120,7 @@ class Service:
             "images": ThreadPoolExecutor(2, thread_name_prefix="cbml-images"),
             "decode": ThreadPoolExecutor(uploads.at_once, thread_name_prefix="cbml-decode"),
         }
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         self._versions = {which: _version(self.gallery(which)) for which in self._served()}
         self._find_counterparts()
 
@@ -135,7 +135,7 @@ class Service:
 
     async def bring_up_to_date(self) -> None:
         """Open what has changed since, now and then."""
-        if time.monotonic() - self._looked > LOOK_EVERY:
+        if time.monotonic() - self._checked > LOOK_EVERY:
             await self.run("search", self._look)
 
     async def decoded(self, request: Request, galleries: list[Gallery]) -> list[Query]:
@@ -238,7 +238,7 @@ class Service:
 
     def _look(self) -> None:
         """Open what was brought up to date; only the thread that searches does this."""
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         for which in self._served():
             gallery = self.gallery(which)
             version = _version(gallery)

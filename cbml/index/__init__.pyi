@@ -3,13 +3,13 @@ from .clustering import kmeans as kmeans
 from .index import KINDS as KINDS
 from .index import Index as Index
 from .index import Kind as Kind
-from .index import Matches as Matches
+from .index import open_store as open_store
 from .rerankers import DIML as DIML
 from .rerankers import RERANKERS as RERANKERS
 from .rerankers import RerankerEntry as RerankerEntry
 from .rerankers import find_reranker as find_reranker
-from .stores import Store as Store
-from .stores import open_store as open_store
 from .vectors import Ids as Ids
+from .vectors import Matches as Matches
+from .vectors import Store as Store
 from .vectors import Vectors as Vectors
 from .vectors import WrongIds as WrongIds

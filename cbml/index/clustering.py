@@ -110,8 +110,8 @@ def _best_attempt(
 def _first_appearances(rows: Vectors, limit: int) -> list[int]:
     """The first row of every distinct vector; not more than the limit."""
     seen: dict[bytes, int] = {}
-    for place, row in enumerate(rows):
-        seen.setdefault(row.tobytes(), place)
+    for index, row in enumerate(rows):
+        seen.setdefault(row.tobytes(), index)
         if len(seen) == limit:
             break
     return list(seen.values())

@@ -27,9 +27,6 @@ class Flat:
     that may belong to the k nearest are looked up. Equal rows thus tie on every processor, as
     they do in `cbml.evaluate`; rows that differ are in the order of that routine, which another
     processor may round differently in the last bit.
-
-    Args:
-        dim: D.
     """
 
     def __init__(self, dim: int) -> None:
@@ -41,11 +38,7 @@ class Flat:
         return int(self.faiss.ntotal)
 
     def add(self, vectors: Vectors) -> None:
-        """Append rows.
-
-        Args:
-            vectors: Checked rows. (N, D)
-        """
+        """Append rows."""
         self.faiss.add(vectors)
 
     def remove(self, indices: Ids) -> None:
@@ -78,7 +71,6 @@ class Flat:
         """The similarity of each query with each of its candidates, pair by pair, (Q, W).
 
         Args:
-            queries: Contiguous rows. (Q, D)
             indices: Candidates of each query. (Q, W)
         """
         similarities = np.empty(indices.shape, dtype=np.float32)
@@ -99,12 +91,7 @@ class Flat:
 
     @classmethod
     def restore(cls, dim: int, arrays: Mapping[str, NDArray[Any]]) -> "Flat":
-        """From what was saved.
-
-        Args:
-            dim: D.
-            arrays: As `arrays` gave them, not yet checked.
-        """
+        """From what was saved."""
         if set(arrays) != {"vectors"}:
             raise DamagedFile(f"expected only vectors, found {sorted(arrays)}")
         engine = cls(dim)
@@ -144,22 +131,13 @@ def one_thread_if(little: bool) -> Iterator[None]:
 
 
 def in_order(similarities: Vectors, ids: Ids) -> tuple[Vectors, Ids]:
-    """Both sorted along their rows: larger similarity first, then smaller id.
-
-    Args:
-        similarities: In any order. (Q, W)
-        ids: Beside them. (Q, W)
-    """
+    """Both sorted along their rows: larger similarity first, then smaller id."""
     order = np.lexsort((ids, -similarities), axis=-1)
     return np.take_along_axis(similarities, order, 1), np.take_along_axis(ids, order, 1)
 
 
 def stored_rows(index: faiss.Index, start: int, count: int) -> Vectors:
-    """Copies of consecutive rows, (M, D).
-
-    Args:
-        index: a flat or quantized index of faiss.
-    """
+    """Copies of consecutive rows, (M, D)."""
     # Where faiss.contrib.torch_utils was imported (pytorch-metric-learning does), faiss answers
     # with tensors unless it is given an array to fill.
     rows = np.empty((count, index.d), dtype=np.float32)
@@ -179,9 +157,6 @@ class Sq8(Flat):
     Dimension d of a row is rounded to 256 steps between -reach_d and reach_d. A row beyond the
     reach widens it at least twofold and all rows are rounded again, so that the errors of all
     roundings together stay below twice that of the last one, reach_d / 255.
-
-    Args:
-        dim: D.
     """
 
     def __init__(self, dim: int) -> None:

@@ -1,6 +1,5 @@
-"""Vectors under stable ids, and their nearest neighbors."""
+"""Vectors under stable ids and their nearest neighbors: in a folder, or on a Milvus server."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,11 +7,22 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from cbml.errors import DamagedFile, check_choice
-from cbml.files import consistent, load_folder, save_folder
+from cbml.errors import BadData, DamagedFile, check_choice
+from cbml.files import MANIFEST, consistent, load_folder, save_folder
 from cbml.index.flat import Flat, Sq8
+from cbml.index.milvus import MilvusStore
 from cbml.index.pq4 import Pq4, checked_recall
-from cbml.index.vectors import Ids, Vectors, as_count, as_new_ids, as_unit_vectors, indices_of
+from cbml.index.vectors import (
+    Ids,
+    Matches,
+    Store,
+    Vectors,
+    as_count,
+    as_new_ids,
+    as_unit_vectors,
+    indices_of,
+    refuse_width,
+)
 
 SAVED = "cbml index 1"
 PART = "index.safetensors"
@@ -21,21 +31,6 @@ KINDS: tuple[Kind, ...] = ("flat", "sq8", "pq4")
 # Saved graphs of the first edition are read as this kind.
 GRAPH = "hnsw"
 RECALL = 0.95
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matches:
-    """The nearest neighbors of each query, nearest first; of equally near ones the smaller id.
-
-    K is the number asked for, or the number of rows where there are fewer: nothing is filled up.
-
-    Args:
-        ids: Ids of the neighbors. (Q, K)
-        similarities: Cosine similarities, descending. (Q, K)
-    """
-
-    ids: Ids = field(repr=False)
-    similarities: Vectors = field(repr=False)
 
 
 class Index:
@@ -91,8 +86,8 @@ class Index:
         single query looks at closely, None where it is compared with every row; "exact" is true
         where that is so for all, because the recall cannot be reached with less work.
         """
-        about: dict[str, Any] = {"kind": self.kind, "dim": self.dim, "rows": len(self)}
-        return about | (self._engine.describe() if isinstance(self._engine, Pq4) else {})
+        metadata: dict[str, Any] = {"kind": self.kind, "dim": self.dim, "rows": len(self)}
+        return metadata | (self._engine.describe() if isinstance(self._engine, Pq4) else {})
 
     def ids(self) -> Ids:
         """All ids, ascending, (N,)."""
@@ -161,12 +156,12 @@ class Index:
         if self.folder is None:
             raise ValueError("folder is missing: this index was never saved or loaded")
         arrays = {**self._engine.arrays(), "ids": self._ids}
-        about: dict[str, Any] = {"dim": self.dim, "kind": self.kind, "rows": len(self)}
-        about["next_id"] = self._next_id
+        metadata: dict[str, Any] = {"dim": self.dim, "kind": self.kind, "rows": len(self)}
+        metadata["next_id"] = self._next_id
         if isinstance(self._engine, Pq4):
-            about["approximation"] = self._engine.metadata()
+            metadata["approximation"] = self._engine.metadata()
         parts = {PART: lambda path: safetensors.numpy.save_file(arrays, path)}
-        save_folder(self.folder, SAVED, parts, about)
+        save_folder(self.folder, SAVED, parts, metadata)
 
     def close(self) -> None:
         """Nothing is left to do: an index holds no file open."""
@@ -182,11 +177,11 @@ class Index:
 
     @classmethod
     def _load(cls, folder: Path) -> "Index":
-        parts, about = load_folder(folder, SAVED)
+        parts, metadata = load_folder(folder, SAVED)
         if set(parts) != {PART}:
             raise DamagedFile(f"{folder}: a saved index has one part, {PART}")
         try:
-            index = cls._restore(about, safetensors.numpy.load_file(parts[PART]))
+            index = cls._restore(metadata, safetensors.numpy.load_file(parts[PART]))
         except Exception as error:
             # The hash is right, so somebody meant it: still no traceback, and no faiss.
             raise DamagedFile(f"{parts[PART]}: not a saved index ({error})") from None
@@ -194,18 +189,18 @@ class Index:
         return index
 
     @classmethod
-    def _restore(cls, about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> "Index":
-        ids, next_id = arrays.pop("ids"), about["next_id"]
-        index = cls(about["dim"], kind="pq4" if about["kind"] == GRAPH else about["kind"])
-        if about["kind"] == GRAPH:
+    def _restore(cls, metadata: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> "Index":
+        ids, next_id = arrays.pop("ids"), metadata["next_id"]
+        index = cls(metadata["dim"], kind="pq4" if metadata["kind"] == GRAPH else metadata["kind"])
+        if metadata["kind"] == GRAPH:
             index._engine.add(_rows_of_graph(arrays, index.dim))
         elif isinstance(index._engine, Pq4):
-            index._engine = Pq4.restore(index.dim, arrays, about["approximation"])
+            index._engine = Pq4.restore(index.dim, arrays, metadata["approximation"])
         else:
             index._engine = type(index._engine).restore(index.dim, arrays)
         index._ids = as_new_ids(ids, len(index._engine), index._ids)
         used = int(ids.max()) + 1 if len(ids) else 0
-        if type(next_id) is not int or next_id < used or about["rows"] != len(ids):
+        if type(next_id) is not int or next_id < used or metadata["rows"] != len(ids):
             raise DamagedFile("its numbers of rows do not agree")
         index._next_id = next_id
         return index
@@ -221,3 +216,38 @@ def _rows_of_graph(arrays: dict[str, NDArray[Any]], dim: int) -> Vectors:
     if len(live) and not 0 <= live[0] <= live[-1] < len(arrays["vectors"]):
         raise DamagedFile("live names rows that are not there")
     return as_unit_vectors(arrays["vectors"][live], dim, "vectors")
+
+
+def open_store(
+    address: str,
+    *,
+    dim: int,
+    folder: Path,
+    name: str = "cbml",
+    kind: Kind = "flat",
+    recall: float | None = None,
+    token: str | None = None,
+) -> Store:
+    """The store at an address, with what it holds; made when it does not exist.
+
+    Args:
+        address: "faiss" for an index in `folder`; "milvus:http://host:19530" for a server;
+            "milvus:file.db" for milvus-lite in a file.
+        dim: Numbers in a row; a store with another width is refused.
+        folder: Folder that "faiss" saves to.
+        name: Name of the collection on a server: letters, digits and underscores. Each gallery
+            needs its own.
+        kind: Kind of a new "faiss" index.
+        recall: Recall of a new "faiss" index of kind "pq4".
+        token: "user:password" or a key, for servers that ask for one.
+    """
+    if address == "faiss":
+        saved = (folder / MANIFEST).exists()
+        new = None if saved else Index(dim, kind=kind, recall=recall, folder=folder)
+        index = Index.load(folder) if new is None else new
+        refuse_width(str(folder), index.dim, dim)
+        return index
+    engine, colon, location = address.partition(":")
+    if engine == "milvus" and colon and location:
+        return MilvusStore(location, dim, name=name, token=token)
+    raise BadData(f"store {address!r}: write faiss, milvus:http://host:19530 or milvus:file.db")

@@ -20,9 +20,9 @@ import numpy as np
 
 from cbml.errors import BadData, MissingExtra
 from cbml.index.flat import in_order
-from cbml.index.index import Matches
 from cbml.index.vectors import (
     Ids,
+    Matches,
     Vectors,
     as_count,
     as_ids,
@@ -153,12 +153,6 @@ class Collection:
     """One collection, opened or made: rows of id, batch and vector, with the id as the key.
 
     Whatever goes wrong with a request becomes one clear line.
-
-    Args:
-        address: "http://host:19530", or the path of a milvus-lite file.
-        dim: Numbers in a vector; a collection with another width is refused.
-        token: "user:password" or a key, for servers that ask for one.
-        timeout: Seconds to wait for an answer.
     """
 
     def __init__(
@@ -203,7 +197,7 @@ class Collection:
         """Similarity and id of the nearest rows of each query, in the server's order; not strict.
 
         Args:
-            queries: rows. (Q, D)
+            queries: Unit vectors. (Q, D)
             where: The condition that a row must meet.
             limit: How many rows at most, up to LARGEST_PAGE.
         """
@@ -225,11 +219,7 @@ class Collection:
         return found
 
     def insert(self, ids: Sequence[int] | Ids, batches: Sequence[int], vectors: Vectors) -> None:
-        """Write rows, in as many messages as it takes.
-
-        Args:
-            vectors: rows. (N, D)
-        """
+        """Write rows, in as many messages as it takes."""
         step = max(1, MESSAGE_BYTES // (4 * self.dim + 64))
         rows = zip(map(int, ids), batches, vectors, strict=True)
         named = ({"id": id_, "batch": batch, "vector": vector} for id_, batch, vector in rows)

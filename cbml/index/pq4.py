@@ -61,7 +61,6 @@ class Pq4:
     for. Where a search would cost more than an exact one, it is an exact one.
 
     Args:
-        dim: D.
         recall: Share of the true nearest neighbors that searches find on average.
     """
 
@@ -104,12 +103,7 @@ class Pq4:
         return similarities[:, :k].copy(), chosen[:, :k].copy()
 
     def candidates(self, k: int, queries: int) -> int | None:
-        """How many rows a search looks at closely; None for an exact search.
-
-        Args:
-            k: Neighbors asked for.
-            queries: Queries of one search.
-        """
+        """How many rows a search looks at closely; None for an exact search."""
         if self.measured is None or k > DEPTHS[-1]:
             return None
         width = self.measured.candidates[next(i for i, depth in enumerate(DEPTHS) if k <= depth)]
@@ -164,16 +158,10 @@ class Pq4:
 
     @classmethod
     def restore(
-        cls, dim: int, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]
+        cls, dim: int, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]
     ) -> "Pq4":
-        """From what was saved.
-
-        Args:
-            dim: D.
-            arrays: As `arrays` gave them, not yet checked.
-            about: As `metadata` gave it, not yet checked.
-        """
-        engine = cls(dim, checked_recall(about["recall"]))
+        """From what was saved."""
+        engine = cls(dim, checked_recall(metadata["recall"]))
         engine.rows = Flat.restore(dim, {"vectors": arrays["vectors"]})
         rest = {name: array for name, array in arrays.items() if name != "vectors"}
         if not rest:
@@ -181,8 +169,8 @@ class Pq4:
         if set(rest) != {"codes", "codebook"}:
             raise DamagedFile(f"expected codes and a codebook, found {sorted(rest)}")
         engine._restore_codes(rest["codes"], rest["codebook"])
-        engine._trained_on = _checked_count(about["trained_on"], LEAST_ROWS)
-        engine.measured = _checked_measured(about["measured"], len(engine))
+        engine._trained_on = _checked_count(metadata["trained_on"], LEAST_ROWS)
+        engine.measured = _checked_measured(metadata["measured"], len(engine))
         engine._scan = faiss.IndexPQFastScan(engine._codes)
         return engine
 

@@ -108,7 +108,7 @@ def transport(similarity: Tensor, own: Tensor, other: Tensor, blur: float, round
 
 @dataclass(frozen=True, kw_only=True)
 class RerankerEntry:
-    """One row of the table.
+    """One entry of `RERANKERS`.
 
     Args:
         load: Makes it.
@@ -136,7 +136,7 @@ def find_reranker(name: str) -> RerankerEntry:
     """The reranker of that name.
 
     Args:
-        name: a key of RERANKERS, as a model names it.
+        name: A key of RERANKERS, as a model names it.
     """
     if name not in RERANKERS:
         known = ", ".join(RERANKERS)

@@ -1,6 +1,8 @@
-"""What an index asks of vectors and ids, and the error that says which rows are wrong."""
+"""Vectors under ids: what a store of them offers, and the checks of what it is given."""
 
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +21,86 @@ class WrongIds(BadData):
     """Ids that are not in a store, or that are there already."""
 
 
-def as_unit_vectors(vectors: Vectors, dim: int, name: str) -> Vectors:
-    """The vectors as contiguous rows; what is not float32, finite and of unit length is refused.
+@dataclass(frozen=True, kw_only=True)
+class Matches:
+    """The nearest neighbors of each query, nearest first; of equally near ones the smaller id.
+
+    K is the number asked for, or the number of rows where there are fewer: nothing is filled up.
 
     Args:
-        vectors: One row each. (N, D)
-        dim: D.
-        name: The argument's name, for the error.
+        ids: Ids of the neighbors. (Q, K)
+        similarities: Cosine similarities, descending. (Q, K)
     """
+
+    ids: Ids = field(repr=False)
+    similarities: Vectors = field(repr=False)
+
+
+class Store(Protocol):
+    """Unit vectors under stable ids.
+
+    Every call does all of its work or, with an error, none of it, and can be repeated. `immediate`
+    says when changes last: from the moment of the call, or from `save`.
+    """
+
+    dim: int
+    immediate: bool
+
+    def __len__(self) -> int: ...
+
+    def ids(self) -> Ids:
+        """All ids, ascending, (N,)."""
+        ...
+
+    def add(self, vectors: Vectors, ids: Ids | None = None) -> Ids:
+        """Add rows and give their ids.
+
+        Args:
+            vectors: float32 rows of unit length. (N, D)
+            ids: Not in the store yet; by default after the largest ever used. (N,)
+        """
+        ...
+
+    def remove(self, ids: Ids) -> None:
+        """Take rows out.
+
+        Args:
+            ids: Ids of the rows to remove. (M,)
+        """
+        ...
+
+    def vectors(self, ids: Ids) -> Vectors:
+        """The rows of these ids, (M, D).
+
+        Args:
+            ids: Ids of the rows. (M,)
+        """
+        ...
+
+    def search(self, queries: Vectors, k: int) -> Matches:
+        """The k nearest rows of each query.
+
+        Args:
+            queries: float32 rows of unit length. (Q, D)
+            k: Neighbors of each; fewer are given where the store has fewer.
+        """
+        ...
+
+    def save(self, folder: Path | str | None = None) -> None:
+        """Make what was added and removed last; a server has kept it already.
+
+        Args:
+            folder: Where to, for a store in a folder; by default where it was before.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections; nothing is saved."""
+        ...
+
+
+def as_unit_vectors(vectors: Vectors, dim: int, name: str) -> Vectors:
+    """The vectors as contiguous rows; what is not float32, finite and of unit length is refused."""
     if not isinstance(vectors, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(vectors).__name__}")
     if vectors.dtype != np.float32:
@@ -44,12 +118,7 @@ def as_unit_vectors(vectors: Vectors, dim: int, name: str) -> Vectors:
 
 
 def as_ids(ids: Ids, name: str = "ids") -> Ids:
-    """The ids as an int64 array; negative ones are refused.
-
-    Args:
-        ids: One whole number each. (N,)
-        name: The argument's name, for the error.
-    """
+    """The ids as an int64 array; negative ones are refused."""
     array = np.asarray(ids)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise TypeError(f"{name} must be one row of whole numbers, got {array.dtype} {array.shape}")
@@ -60,13 +129,7 @@ def as_ids(ids: Ids, name: str = "ids") -> Ids:
 
 
 def as_new_ids(ids: Ids, rows: int, taken: Ids) -> Ids:
-    """The ids of rows to be added: one per row, each once, none taken.
-
-    Args:
-        ids: As given. (N,)
-        rows: N.
-        taken: Ids that are in the index already.
-    """
+    """The ids of rows to be added: one per row, each once, none taken."""
     new = as_ids(ids)
     if len(new) != rows:
         raise BadData(f"ids must be one for each of the {rows} vectors, got {len(new)}")
@@ -85,12 +148,7 @@ def as_count(k: int) -> int:
 
 
 def indices_of(ids: Ids, known: Ids) -> Ids:
-    """Where each of the ids stands among the known ones; unknown ids are refused.
-
-    Args:
-        ids: What to look for. (M,)
-        known: Each once, in any order. (N,)
-    """
+    """Where each of the ids stands among the known ones; unknown ids are refused."""
     wanted = as_ids(ids)
     order = np.argsort(known, kind="stable")  # as good as sorted already, so this is one pass
     indices = np.searchsorted(known, wanted, sorter=order).clip(max=max(len(known) - 1, 0))

@@ -130,7 +130,7 @@ class WithProxies(MetricLoss):
         num_classes: C, number of training classes; labels are 0 ... C - 1.
         embedding_size: D, width of the embeddings.
         proxy_weight: Weight of the part with proxies.
-        learning_rate_factor: For the proxies, in a training loop.
+        learning_rate_factor: Learning rate of the proxies, relative to that of the model.
     """
 
     met: Tensor

@@ -48,7 +48,7 @@ SMALLEST_STD = 1e-6
 def ratio_to_train_with(
     positive_mean: float, negative_mean: float, negative_std: float
 ) -> LinearRatio:
-    """Φ to train with: that of the classes as they shall be told apart, not as they are.
+    """The ratio Φ to train with, from the similarities before training.
 
     The slopes of the Gaussians' own ratio, gap/σ², vanish where the start hardly separates the
     classes. With δ of the paper's derivation, a batch whose pairs are all equally similar then
@@ -150,7 +150,7 @@ class CBMLLoss(PairLoss):
 
     Args:
         ratio: Φ, linear or quadratic in the exponent.
-        averaging: F. "log" as in the paper, or its alternatives "sqrt" and "const" (f(x) = x).
+        averaging: f. "log" as in the paper, or its alternatives "sqrt" and "const" (f(x) = x).
         delta: δ_P = δ_N, 1 in the paper's experiments; "derived" for the ratios that its
             derivation gives, |N_i|/|P_i|² and |P_i|/|N_i|²; "mean" for 1/|P_i| and 1/|N_i|, which
             makes the sums means: neither set outweighs the other by its size.
@@ -236,7 +236,7 @@ class CBMLLoss(PairLoss):
 
         Args:
             dataset: "cub", "cars", "sop" or "inshop".
-            averaging: F, for the paper's study of averaging operations.
+            averaging: f, for the paper's study of averaging operations.
             mining_margin: ε; None for the rows without mining.
             variance_weight: λ; None for the paper's value for this set.
             target_mix: Mix of the variance target, γ.
@@ -262,7 +262,7 @@ class CBMLLoss(PairLoss):
 
         Args:
             dataset: "cub", "cars", "sop" or "inshop".
-            averaging: F, for the paper's study of averaging operations.
+            averaging: f, for the paper's study of averaging operations.
             mining_margin: ε; None for all pairs.
             variance_weight: λ; None for the paper's value for this set.
             target_mix: Mix of the variance target, γ.
@@ -339,7 +339,7 @@ class _Variant(PairLoss):
 
     Args:
         dataset: The dataset whose parameters are taken, "cub", "cars", "sop" or "inshop".
-        averaging: F; None for that of the variant.
+        averaging: f; None for that of the variant.
         mining_margin: ε; None for all pairs.
         variance_weight: λ; None for the paper's value for this dataset.
         target_mix: γ.

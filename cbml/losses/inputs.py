@@ -74,12 +74,7 @@ def as_matrix(embeddings: Tensor, name: str) -> Tensor:
 
 
 def as_labels(labels: Tensor, matrix: Tensor, name: str) -> Tensor:
-    """The labels as integers beside the matrix they belong to.
-
-    Args:
-        labels: One integer per row, also as a numpy array or list. (B,)
-        matrix: The embeddings. (B, D)
-    """
+    """The labels as integers beside the matrix they belong to."""
     labels = _as_tensor(labels, name)
     if labels.dim() != 1 or len(labels) != len(matrix):
         raise ValueError(
@@ -183,11 +178,7 @@ def _refuse_rows(bad: Tensor, name: str, what: str) -> None:
 
 
 def as_pairs(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Positive and negative pairs, from the pairs or triplets of a miner. (2, P) and (2, N)
-
-    Args:
-        indices_tuple: (anchor, positive, anchor, negative) or (anchor, positive, negative).
-    """
+    """Positive and negative pairs, from the pairs or triplets of a miner. (2, P) and (2, N)"""
     if not isinstance(indices_tuple, tuple | list) or len(indices_tuple) not in {3, 4}:
         raise ValueError(
             "indices_tuple must hold 3 tensors (anchor, positive, negative) or 4 "
@@ -209,12 +200,7 @@ def as_pairs(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
 
 
 def check_range(positives: Tensor, negatives: Tensor, rows: int, columns: int) -> None:
-    """Refuse pairs of images that do not exist.
-
-    Args:
-        positives: Anchors and their positives. (2, P)
-        negatives: Anchors and their negatives. (2, N)
-    """
+    """Refuse pairs of images that do not exist."""
     parts = (*positives, *negatives)
     for name, index, size in zip(_PLACES, parts, (rows, columns, rows, columns), strict=True):
         if len(index) and not (int(index.min()) >= 0 and int(index.max()) < size):

@@ -37,19 +37,11 @@ class LabelTile:
         self._found = sizes > 0  # where the class has no column, the indices mean nothing
 
     def take(self, similarity: Tensor) -> Tensor:
-        """A copy of the similarities at the indices, (T, K).
-
-        Args:
-            similarity: Similarity of the tile. (T, R)
-        """
+        """A copy of the similarities at the indices, (T, K)."""
         return similarity.gather(1, self.indices)
 
     def blank(self, similarity: Tensor, value: float) -> None:
-        """Write a value over everything that is not a negative.
-
-        Args:
-            similarity: Similarity of the tile, changed. (T, R)
-        """
+        """Write a value over everything that is not a negative."""
         current = similarity.gather(1, self.indices)
         similarity.scatter_(1, self.indices, torch.where(self._found, value, current))
 

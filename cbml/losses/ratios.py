@@ -32,10 +32,10 @@ class Exponent(NamedTuple):
 
     def largest(self) -> float:
         """The largest log Φ(s) that a cosine similarity, -1 ≤ s ≤ 1, can have."""
-        places = [-1.0, 1.0]
+        points = [-1.0, 1.0]
         if self.quadratic < 0.0:
-            places.append(min(1.0, max(-1.0, -self.slope / (2.0 * self.quadratic))))
-        return max((self.quadratic * s + self.slope) * s + self.constant for s in places)
+            points.append(min(1.0, max(-1.0, -self.slope / (2.0 * self.quadratic))))
+        return max((self.quadratic * s + self.slope) * s + self.constant for s in points)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
-from .adversarial_bier import AdversarialBIER as AdversarialBIER
 from .anchor_neighborhoods import AnchorNeighborhoods as AnchorNeighborhoods
 from .bier import BIER as BIER
+from .bier import AdversarialBIER as AdversarialBIER
 from .cbswr import CBSwR as CBSwR
 from .clusters import Labeling as Labeling
 from .clusters import cluster_count as cluster_count
@@ -37,4 +37,4 @@ from .smart_mining import SmartMining as SmartMining
 from .ssuml import SSUML as SSUML
 from .table import METHODS as METHODS
 from .table import MethodEntry as MethodEntry
-from .whitening import start_head as start_head
+from .unlabeled import start_head as start_head

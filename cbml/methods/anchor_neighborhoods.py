@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from cbml.losses import check_count, check_number
-from cbml.methods.memory import HeadStart, Memory, Unlabeled
+from cbml.methods.unlabeled import HeadStart, Memory, Unlabeled
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, StepLoss, TrainingView
 
@@ -29,14 +29,14 @@ class AnchorNeighborhoods(Unlabeled):
     the authors' program the learning rate does not start again with a round.
 
     Args:
-        num_images: N.
-        embedding_size: D. 128 in the authors' program.
+        num_images: Number of training images, N.
+        embedding_size: Width of the embedding, D. 128 in the authors' program.
         temperature: T. 0.1 in the authors' program.
-        neighbors: K. 1 in the authors' program.
+        neighbors: k. 1 in the authors' program.
         rounds: R. 5 in the authors' program, of 200 epochs each.
         round_steps: Updates in a round; None for an equal share of the run's, which a run that is
             resumed with more steps cannot have had from its start.
-        memory_momentum: M. 0.5 in the authors' program.
+        memory_momentum: m. 0.5 in the authors' program.
         head_start: "random" or "whitened", how the linear layer starts.
         seed: Random seed of the memory's start.
     """
@@ -103,8 +103,8 @@ class AnchorNeighborhoods(Unlabeled):
             similarities = self.memory.similarities(rows)
             log_odds = (similarities / self.temperature).log_softmax(dim=1)
             entropies.append(-(log_odds.exp() * log_odds).sum(dim=1))
-            places = torch.arange(len(rows), device=rows.device)
-            similarities[places, start + places] = -torch.inf
+            indices = torch.arange(len(rows), device=rows.device)
+            similarities[indices, start + indices] = -torch.inf
             nearest = similarities.topk(self.neighbors, dim=1).indices
             self.neighborhoods[start : start + len(rows)] = nearest
             start += len(rows)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from cbml.losses import check_count, check_number
 from cbml.methods.instance_spreading import InstanceSpreading, log_complement
-from cbml.methods.memory import HeadStart
+from cbml.methods.unlabeled import HeadStart
 from cbml.models import Embedder
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, StepLoss
@@ -38,14 +38,14 @@ class CBSwR(InstanceSpreading):
     logistic function can reach; the authors' are not. pool(G_c) is the mean of the pooled features.
 
     Args:
-        embedding_size: D.
+        embedding_size: Width of the embedding, D.
         temperature: T. 0.1 in the authors' program.
         batch_clusters: K. 32 in the authors' summary, 100 in their program.
         own_cluster: Whether the first sum has the own cluster too.
         metric_weight: 0.9 in the authors' program.
         clustering_weight: 0.3 in the authors' program.
         reconstruction_weight: 0.001 in the authors' program; 0 is their CBS, without a decoder.
-        neighbor_probability: As for ISIF. 0.5 in the authors' program on CUB.
+        neighbor_probability: See `InstanceSpreading`. 0.5 in the authors' program on CUB.
         head_start: "random" or "whitened", how the linear layer starts.
         seed: Random seed of the classifier, the decoder and the dropout.
     """
@@ -209,11 +209,7 @@ def center_softmax(
 
 
 def information(scores: Tensor) -> Tensor:
-    """The clustering term: each row certain of its cluster, all clusters used alike.
-
-    Args:
-        scores: y. (B, K)
-    """
+    """The clustering term: each row certain of its cluster, all clusters used alike."""
     rows, clusters = scores.shape
     odds = scores.softmax(dim=1)
     mean = odds.mean(dim=0)

@@ -94,7 +94,7 @@ class Labeling:
 
 
 def cluster_count(images: int, clusters: int | None) -> int:
-    """K: as given, else one cluster for four images.
+    """The number of clusters K: as given, else one for every four images.
 
     Too many clusters are safer than too few: a class cut into two costs a few false negatives
     among thousands of pairs, two classes in one cluster teach the model to confuse them.

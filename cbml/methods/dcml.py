@@ -41,7 +41,7 @@ class DCML(Method):
         margin: m. 0.2.
         beta: Start of β, one for each class. 1.2.
         near: Smallest distance of the sampling weights. 0.5.
-        beta_factor: Of the learning rate of β. 50.
+        beta_factor: Factor on the learning rate of β. 50.
         seed: Random seed of the draws.
     """
 
@@ -109,7 +109,7 @@ class DCML(Method):
         """log p of all gates; only they get its gradient. (B, L, K)
 
         Args:
-            raw: y. (B, d) each
+            raw: Outputs y of the sub-embeddings. (B, d) each
         """
         gates = [self.model.get_submodule(f"head.{name}") for name in self.mixed]
         logits = [gate.logits(raw) for gate in gates if isinstance(gate, Gates)]

@@ -12,8 +12,7 @@ from cbml.data import EpochBatches
 from cbml.index import kmeans
 from cbml.losses import check_count
 from cbml.methods.clusters import Labeling
-from cbml.methods.memory import HeadStart, Unlabeled
-from cbml.methods.whitening import head_outputs, whitened
+from cbml.methods.unlabeled import HeadStart, Unlabeled, head_outputs, whitened
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, EpochPlan, ParameterGroup, StepLoss, TrainingView
 
@@ -39,7 +38,7 @@ class DeepCluster(Unlabeled):
 
     Args:
         num_classes: K. 10,000 for ImageNet in the authors' program, about ten for each class.
-        embedding_size: D.
+        embedding_size: Width of the embedding, D.
         components: Principal directions that are kept. 256 in the authors' program.
         iterations: Rounds of k-means. 20 in the authors' program.
         head_start: "random" or "whitened", how the model's linear layer starts.

@@ -89,12 +89,7 @@ def decoupled(first: Tensor, second: Tensor) -> Tensor:
 
 
 def active(features: Tensor, weight: Tensor) -> Tensor:
-    """L_act.
-
-    Args:
-        features: x. (B, C)
-        weight: W. (d, C)
-    """
+    """L_act, of features x (B, C) and a layer W (d, C)."""
     outputs = nn.functional.linear(features, weight)
     lengths = weight.square().sum(dim=1)
     return outputs.square().mean() + (lengths - 1.0).square().mean() / 2.0

@@ -16,9 +16,9 @@ class ProxyAnchorDIML(Method):
     Args:
         num_classes: Number of training classes.
         embedding_size: Width of the embedding; 128 in the paper's tables.
-        margin: Of the proxy-anchor loss. 0.1, from its paper.
-        scale: Of the proxy-anchor loss. 32, from its paper.
-        proxy_factor: Of the proxies' learning rate. 100, from its authors' program.
+        margin: Margin of the proxy-anchor loss. 0.1, from its paper.
+        scale: Scale of the proxy-anchor loss. 32, from its paper.
+        proxy_factor: Factor on the proxies' learning rate. 100, from its authors' program.
         seed: Random seed of the proxies.
     """
 

@@ -46,7 +46,7 @@ class DivideConquer(Method):
     the whole embedding on batches from all images. An epoch ends where a phase does.
 
     Args:
-        num_images: N, those that cannot be read included.
+        num_images: Number of training images, N, unreadable ones included.
         clusters: K. 4 for CUB and Cars; 8 for SOP and In-Shop, from the authors' program.
         every: Epochs between two clusterings. 2, from the program.
         divide_until: Share of the run's steps after which slices end. 0.4, epoch 80 of the

@@ -32,7 +32,7 @@ class DRML(Method):
         whole_weight: λ_whole.
         reconstruction_weight: λ_rec.
         warmup_epochs: Epochs in which the backbone rests.
-        decoder_factor: Of the decoders' learning rate.
+        decoder_factor: Factor on the decoders' learning rate.
         seed: Random seed of the decoders.
     """
 
@@ -73,8 +73,8 @@ class DRML(Method):
         """
         width, count = branch_width(dim, len(self.branch_losses)), len(self.branch_losses)
         branches = [
-            Head(name=name, dim=width, weight=0.0, piece=(place, count))
-            for place, name in enumerate(self.branches)
+            Head(name=name, dim=width, weight=0.0, piece=(number, count))
+            for number, name in enumerate(self.branches)
         ]
         whole = Head(name="whole", dim=dim, mixes=tuple(self.branches), mixing="relations")
         return (*branches, whole)
@@ -116,8 +116,8 @@ class DRML(Method):
             branches: v_k. (B, d) each
         """
         found = []
-        for place, (decoder, branch) in enumerate(zip(self.decoders, branches, strict=True)):
-            piece = feature_piece(features, place, len(branches)).detach()
+        for number, (decoder, branch) in enumerate(zip(self.decoders, branches, strict=True)):
+            piece = feature_piece(features, number, len(branches)).detach()
             found.append((piece - decoder(branch.detach())).square().mean(dim=1))
         return torch.stack(found, dim=1)
 
@@ -131,8 +131,8 @@ class DRML(Method):
         errors = self.errors(outputs.parts["features"], branches)
         chosen = errors.detach().argmin(dim=1)
         routed = [
-            loss(rows[chosen == place], batch.labels[chosen == place])
-            for place, (loss, rows) in enumerate(zip(self.branch_losses, branches, strict=True))
+            loss(rows[chosen == number], batch.labels[chosen == number])
+            for number, (loss, rows) in enumerate(zip(self.branch_losses, branches, strict=True))
         ]
         terms = {
             "branches": torch.stack(routed).sum(),
@@ -157,13 +157,13 @@ class ProxyAnchorDRML(DRML):
         num_classes: Number of training classes.
         embedding_size: Width of the embedding.
         branches: K. 4, from the authors' program, as all numbers here.
-        margin: Of the proxy-anchor losses. 0.2.
-        scale: Of the proxy-anchor losses. 64.
+        margin: Margin of the proxy-anchor losses. 0.2.
+        scale: Scale of the proxy-anchor losses. 64.
         whole_weight: λ_whole. 10.
         reconstruction_weight: λ_rec. 1.
         warmup_epochs: Epochs in which the backbone rests. 1.
-        proxy_factor: Of the proxies' learning rate. 200.
-        decoder_factor: Of the decoders' learning rate. 20, the program's for the whole head.
+        proxy_factor: Factor on the proxies' learning rate. 200.
+        decoder_factor: Factor on the decoders' learning rate. 20, the program's for the whole head.
         seed: Random seed of proxies and decoders.
     """
 
@@ -222,8 +222,8 @@ class MarginDRML(DRML):
         whole_weight: λ_whole. 10.
         reconstruction_weight: λ_rec. 1.
         warmup_epochs: Epochs in which the backbone rests. 1.
-        beta_factor: Of the learning rate of β. 50, as for the loss "margin".
-        decoder_factor: Of the decoders' learning rate. 20.
+        beta_factor: Factor on the learning rate of β. 50, as for the loss "margin".
+        decoder_factor: Factor on the decoders' learning rate. 20.
         seed: Random seed of the draws and the decoders.
     """
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cbml.methods.memory import HeadStart, Unlabeled
+from cbml.methods.unlabeled import HeadStart, Unlabeled
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, ParameterGroup, StepLoss
 
@@ -21,8 +21,8 @@ class Exemplar(Unlabeled):
     shrink although their images were never seen. No program of the rows in the tables is public.
 
     Args:
-        num_images: N.
-        embedding_size: D.
+        num_images: Number of training images, N.
+        embedding_size: Width of the embedding, D.
         head_start: "random" or "whitened", how the model's linear layer starts.
         seed: Random seed of W, which starts normal with a deviation of 0.01, as DeepCluster's.
     """

@@ -21,7 +21,8 @@ class FusingNet(Method):
         loss = L(z) + μ_1 CE(A z, y) + μ_2 L(z')
 
     Args:
-        width: Of the layer in which colors and features meet. 512, our choice, as all numbers here.
+        width: Width of the layer where colors and features meet. 512, our choice, as all numbers
+            here.
         class_weight: μ_1. 1.
         network_weight: μ_2, which keeps the network able to stand alone. 1.
         num_classes: How many there are to train on.

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cbml.errors import BadData
+from cbml.errors import BadData, check_choice
 from cbml.losses import check_number
 from cbml.models import Head
 from cbml.outputs import Outputs
@@ -66,8 +66,8 @@ class HDC(Method):
         cascade: "independent" lets each level choose among all pairs by its own losses, as the
             program does; "nested" trains level k on the hardest h_k of the pairs that level k - 1
             was trained on, by the losses of level k - 1, as the paper says.
-        weights: Of the levels within the embedding. The authors take 1, 1, 2 for CUB, 1, 2, 3 for
-            Cars and 1, 1, 1 for SOP.
+        weights: Weights of the levels in the embedding. The authors take 1, 1, 2 for CUB, 1, 2, 3
+            for Cars and 1, 1, 1 for SOP.
         hidden: Width of the layer with a ReLU before the last one of the two lower levels. 1024,
             from the program.
     """
@@ -93,9 +93,7 @@ class HDC(Method):
         self.weights = [check_number(weight, "weights", at_least=0.0) for weight in weights]
         if len(self.hard_shares) != len(LEVEL_NAMES) or len(self.weights) != len(LEVEL_NAMES):
             raise ValueError("hard_shares and weights: give one number for each of three levels")
-        if cascade not in ("independent", "nested"):
-            raise ValueError(f"cascade {cascade!r}: use 'independent' or 'nested'")
-        self.nested = cascade == "nested"
+        self.nested = check_choice(cascade, "cascade", ("independent", "nested")) == "nested"
         self.hidden = hidden
 
     def heads(self, dim: int) -> tuple[Head, ...]:

@@ -27,7 +27,7 @@ class Horde(Method):
     Args:
         orders: K. 5, from the authors' program.
         width: Rows of each P. 8192, from the same.
-        threshold: T. 0.5, from the same.
+        threshold: t. 0.5, from the same.
         trained: Whether P and E are learned, as in the paper's tables; else P is -1 or 1 at random
             and stays, and e_k is the mean itself.
         embedding_size: Rows of each E: the width of the embedding.
@@ -82,10 +82,10 @@ class Horde(Method):
         """
         if self.orders == 1:
             return []
-        places = features.flatten(2).transpose(1, 2)  # (B, HW, C)
-        found, product = [], places @ self.projections[0].T
+        positions = features.flatten(2).transpose(1, 2)  # (B, HW, C)
+        found, product = [], positions @ self.projections[0].T
         for projection in self.projections[1:]:
-            product = product * (places @ projection.T)
+            product = product * (positions @ projection.T)
             found.append(product.mean(dim=1))
         return found
 
@@ -100,7 +100,7 @@ class Horde(Method):
         return StepLoss(torch.stack([*terms.values()]).sum(), terms)
 
     def pair_loss(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """ℓ.
+        """The pair loss ℓ.
 
         Args:
             rows: Unit vectors. (B, D)

@@ -9,8 +9,7 @@ from torch.nn import functional
 from cbml.data import EpochBatches
 from cbml.index import Index
 from cbml.losses import check_number
-from cbml.methods.memory import HeadStart, Unlabeled
-from cbml.methods.whitening import image_features
+from cbml.methods.unlabeled import HeadStart, Unlabeled, image_features
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, EpochPlan, StepLoss, TrainingView
 

@@ -13,8 +13,7 @@ from cbml.data import EpochBatches
 from cbml.errors import BadData
 from cbml.index import Index
 from cbml.losses import CBMLLoss, check_count, check_number
-from cbml.methods.memory import HeadStart, Unlabeled
-from cbml.methods.whitening import image_features, whitening
+from cbml.methods.unlabeled import HeadStart, Unlabeled, image_features, whitening
 from cbml.models import Embedder, Preprocessing
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, EpochPlan, StepLoss, TrainingView
@@ -49,11 +48,11 @@ class LargerViews(Unlabeled):
     start itself where training only did harm.
 
     Args:
-        num_images: N, those that cannot be read included.
+        num_images: Number of training images, N, unreadable ones included.
         enlarge: How much larger the teacher's views are; None takes 2, and less where that would
             exceed 224 pixels.
-        temperature: T.
-        pair_weight: Of CBML on the neighbors. It did not help on fixed features.
+        temperature: T of both softmaxes.
+        pair_weight: Weight of CBML on the neighbors. It did not help on fixed features.
         positives: Nearest neighbors among which positives are.
         doubtful: Nearest neighbors that are no negatives.
         group: Images of a batch that are each other's neighbors.
@@ -109,8 +108,8 @@ class LargerViews(Unlabeled):
         readable = torch.from_numpy(view.readable)
         device = self.teacher.device
         self.teacher[readable.to(device), : found.shape[1]] = found.to(device)
-        places = _nearest(found.numpy(), self.nearest.shape[1])
-        images = view.readable[places]
+        neighbors = _nearest(found.numpy(), self.nearest.shape[1])
+        images = view.readable[neighbors]
         self.nearest[readable.to(device), : images.shape[1]] = torch.from_numpy(images).to(device)
         chance = np.random.default_rng(self.seed).permutation(view.readable)
         judges = max(1, len(chance) // _HELD_OUT)

@@ -29,7 +29,7 @@ class LSCMGNN(Method):
         neighbors: K. 5, our choice, as all numbers here; 0 leaves the embeddings as they are.
         hidden: Width of the network's layer. 128.
         edge_weight: μ. 1.
-        embedding_size: D.
+        embedding_size: Width of the embedding, D.
         seed: Random seed of the network.
     """
 

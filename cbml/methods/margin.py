@@ -81,7 +81,7 @@ class Draws:
     The order of the rows does not matter, nor does the number of processes.
 
     Args:
-        batch: Whose rows.
+        batch: The batch whose rows are drawn.
         seed: Random seed.
     """
 
@@ -183,11 +183,7 @@ class MarginTriplets(nn.Module):
         self.beta = nn.Parameter(torch.full((num_classes,), check_number(beta, "beta", above=0.0)))
 
     def forward(self, rows: Tensor, batch: BatchInfo) -> Tensor:
-        """The loss of freshly drawn triplets; zero, with its graph, where there are none.
-
-        Args:
-            rows: Unit vectors. (B, D)
-        """
+        """The loss of freshly drawn triplets; zero, with its graph, where there are none."""
         anchors, positives, negatives = self.triplets(rows, batch)
         return margin_loss(
             rows,
@@ -199,11 +195,7 @@ class MarginTriplets(nn.Module):
 
     @torch.no_grad()
     def triplets(self, rows: Tensor, batch: BatchInfo) -> tuple[Tensor, Tensor, Tensor]:
-        """Anchors, positives and negatives.
-
-        Args:
-            rows: Unit vectors. (B, D)
-        """
+        """Anchors, positives and negatives."""
         draws, labels = Draws(batch, self.seed), batch.labels
         if self.rule == "random":
             one = torch.zeros(1, len(labels), device=labels.device)

@@ -63,8 +63,8 @@ class MaskedDivideConquer(Method):
     Cluster c of k has the stream k + c: the children of s are 2s and 2s + 1. Stream 0 is the whole.
 
     Args:
-        num_images: N, those that cannot be read included.
-        embedding_size: D. 512 in the paper's tables.
+        num_images: Number of training images, N, unreadable ones included.
+        embedding_size: Width of the embedding, D. 512 in the paper's tables.
         clusters: K, a power of two. 32, from the authors' command for SOP, as all numbers here.
         every: Epochs between two clusterings. 2.
         rest_epochs: Epochs after each in which the backbone rests. 1.
@@ -299,7 +299,7 @@ def _halved(masks: Tensor) -> Tensor:
     """Two masks for each: the first half of its ones, and the second."""
     children = []
     for mask in masks:
-        place = mask.cumsum(0)
-        first = mask * (place <= math.ceil(float(mask.sum()) / 2))
+        rank = mask.cumsum(0)
+        first = mask * (rank <= math.ceil(float(mask.sum()) / 2))
         children += [first, mask - first]
     return torch.stack(children)

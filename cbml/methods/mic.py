@@ -51,7 +51,7 @@ class MIC(Method):
 
     Args:
         num_classes: Training classes; labels are 0 ... num_classes - 1.
-        num_images: N, those that cannot be read included.
+        num_images: Number of training images, N, unreadable ones included.
         embedding_size: Width of each embedding. 128, from the authors' program, as all numbers
             here; where data sets differ, those for CUB.
         clusters: How many. 30; 150 for Cars and In-Shop, 50 for SOP.
@@ -182,11 +182,11 @@ class MIC(Method):
         alive = np.unique(clusters[members])
         others = [members[clusters[members] == k] for k in alive]
         strange = generator.integers(len(alive), size=drawn.shape)
-        place = generator.random(drawn.shape)
+        draws = generator.random(drawn.shape)
         noisy = drawn.copy()
         for row, column in np.argwhere(replaced):
             choice = others[strange[row, column]]
-            noisy[row, column] = choice[int(place[row, column] * len(choice))]
+            noisy[row, column] = choice[int(draws[row, column] * len(choice))]
         return noisy, clusters[drawn]
 
     def _cluster(self, view: TrainingView, fresh: bool) -> None:

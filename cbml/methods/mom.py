@@ -13,8 +13,7 @@ from cbml.data import EpochBatches
 from cbml.errors import BadData
 from cbml.index import Index
 from cbml.losses import check_count, check_number
-from cbml.methods.memory import HeadStart, Unlabeled
-from cbml.methods.whitening import image_features, whitened
+from cbml.methods.unlabeled import HeadStart, Unlabeled, image_features, whitened
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, EpochPlan, StepLoss, TrainingView
 
@@ -74,10 +73,10 @@ class MOM(Unlabeled):
     and fewer directions where there are fewer than 4096 images.
 
     Args:
-        num_images: N, those that cannot be read included.
+        num_images: Number of training images, N, unreadable ones included.
         margin: 0.5 in the authors' program.
         hardest: Nearest negatives to draw from. 10 in the authors' program.
-        neighbors: As for `Mining`, and so are the next four.
+        neighbors: See `Mining` for this and the next four. 30 in the authors' program.
         diffusion: 0.99 in the authors' program.
         positive_list: 50 in the authors' program.
         negative_list: 100 in the authors' program.
@@ -129,8 +128,8 @@ class MOM(Unlabeled):
         like = torch.zeros(3, len(features), self.mining.pool, dtype=torch.float64)
         positives, weights, negatives = view.distributed.from_main_process(mined, like)
         for buffer, found in ((self.positives, positives), (self.negatives, negatives)):
-            places = found.long() - 1
-            images = torch.where(places < 0, -1, readable[places.clamp(min=0)])
+            indices = found.long() - 1
+            images = torch.where(indices < 0, -1, readable[indices.clamp(min=0)])
             buffer[readable.to(buffer.device)] = images.to(buffer.device)
         self.weights[readable.to(self.weights.device)] = weights.to(self.weights)
 
@@ -215,12 +214,7 @@ def manifold_graph(vectors: Vectors, neighbors: int) -> sparse.csr_array:
 
 
 def diffuse(graph: sparse.csr_array, anchors: Indices, diffusion: float) -> NDArray[np.float64]:
-    """f of some anchors, (I - a S) f_q = e_q, by conjugate gradients. (A, N)
-
-    Args:
-        graph: S.
-        diffusion: a.
-    """
+    """f of some anchors, (I - a S) f_q = e_q, by conjugate gradients. (A, N)"""
     residual = np.zeros((graph.shape[0], len(anchors)))
     residual[anchors, np.arange(len(anchors))] = 1
     found, direction = np.zeros_like(residual), residual.copy()

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cbml.losses import check_count, check_number
-from cbml.methods.memory import HeadStart, Memory, Unlabeled
+from cbml.methods.unlabeled import HeadStart, Memory, Unlabeled
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, StepLoss, TrainingView
 
@@ -32,12 +32,12 @@ class NCE(Unlabeled):
     proximal term of the paper is not in the authors' program, nor here.
 
     Args:
-        num_images: N.
-        embedding_size: D. 128 in the authors' program.
+        num_images: Number of training images, N.
+        embedding_size: Width of the embedding, D. 128 in the authors' program.
         temperature: T. 0.1 in the authors' program with the full softmax, 0.07 with 4096 negatives.
         negatives: K; 0 for the full softmax; None for it up to 20,000 images (our choice) and for
             4096 above, as the authors' program has on ImageNet.
-        memory_momentum: M. 0.5 in the authors' program.
+        memory_momentum: m. 0.5 in the authors' program.
         head_start: "random" or "whitened", how the linear layer starts.
         seed: Random seed of the memory's start and of the negatives.
     """

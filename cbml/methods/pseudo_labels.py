@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cbml.methods.clusters import Labeling, cluster_labels, spread_labels
-from cbml.methods.whitening import image_features, start_head, whitened
+from cbml.methods.unlabeled import image_features, start_head, whitened
 from cbml.models import Embedder
 from cbml.training import EpochPlan, Method, NonFiniteError, TrainingView
 

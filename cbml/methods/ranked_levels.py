@@ -20,7 +20,7 @@ class RankedLevels(Method):
 
     Args:
         boundary: α. 1.2, from the paper.
-        margin: M. 0.4, from the paper.
+        margin: m. 0.4, from the paper.
         negative_temperature: T_N. 10, from the paper.
         gallery_gradient: Let the gradient reach the other image too.
     """

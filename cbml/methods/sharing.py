@@ -31,13 +31,13 @@ class Sharing(Method):
         num_classes: Number of training classes.
         shared_weight: α. 0.3; DiVA has 0.15 for Cars and 0.2 for SOP.
         decorrelation: ρ. 1500; DiVA has 100 for Cars and 150 for SOP.
-        rule: Of the shared triplets: "standard", "full" or "random".
-        weights: Of the two heads within the embedding. 1 and 1: DiVA chose on test images.
+        rule: How shared triplets are drawn: "standard", "full" or "random".
+        weights: Weights of the two heads in the embedding. 1 and 1: DiVA chose on test images.
         hidden: Width of R's layer. 512.
         margin: m. 0.2.
         beta: Start of β, one for each class and head. 1.2.
         near: Smallest distance of the sampling weights. 0.5.
-        beta_factor: Of the learning rate of β. 50.
+        beta_factor: Factor on the learning rate of β. 50.
         seed: Random seed of R and of the draws.
     """
 

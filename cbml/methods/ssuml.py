@@ -7,8 +7,7 @@ from torch.nn import functional
 
 from cbml.errors import BadData
 from cbml.losses import check_count, check_number
-from cbml.methods.memory import HeadStart
-from cbml.methods.projection import Projection, angular_factor
+from cbml.methods.unlabeled import HeadStart, Projection, angular_factor
 from cbml.models import Embedder
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, EpochPlan, StepLoss, TrainingView
@@ -126,14 +125,7 @@ def _deviation(projection: Tensor) -> Tensor:
 
 
 def random_triplets(rows: int, count: int, *, seed: int, step: int) -> Tensor:
-    """Triplets of different rows of a batch, the same in every process. (count, 3)
-
-    Args:
-        rows: In the batch, at least three.
-        count: How many triplets.
-        seed: Random seed of the run.
-        step: Of the run: each draws others.
-    """
+    """Triplets of different rows of a batch, the same in every process. (count, 3)"""
     if rows < 3:
         raise BadData(
             f"--method ssuml: a batch of {rows} images has no triplets; at least 3 are needed"

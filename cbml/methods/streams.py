@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from cbml.data import ClassBalancedSampler, EpochBatches
-from cbml.methods.whitening import image_features
+from cbml.methods.unlabeled import image_features
 from cbml.training import TrainingView
 
 Labels = NDArray[np.int64]
@@ -46,8 +46,8 @@ def without_lone_images(clusters: Labels, labels: Labels) -> Labels:
         labels: Class of each image. (N,)
     """
     pairs = np.stack([clusters, labels], axis=1)
-    _, place, count = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
-    return np.where(count[place.reshape(-1)] > 1, clusters, -1)
+    _, inverse, count = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
+    return np.where(count[inverse.reshape(-1)] > 1, clusters, -1)
 
 
 def can_be_learned_from(labels: Labels) -> bool:

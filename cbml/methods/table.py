@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodEntry:
-    """One row of the table.
+    """One entry of `METHODS`.
 
     Args:
         location: "module:Class".
@@ -182,7 +182,7 @@ METHODS: dict[str, MethodEntry] = {
         printed=("BIER",),
     ),
     "a_bier": MethodEntry(
-        location="cbml.methods.adversarial_bier:AdversarialBIER",
+        location="cbml.methods.bier:AdversarialBIER",
         title="BIER whose learners are kept independent by adversaries",
         printed=("A-BIER",),
     ),

@@ -9,8 +9,6 @@ from .execution import Execution as Execution
 from .execution import bfloat16_survives as bfloat16_survives
 from .export import Exported as Exported
 from .export import export_onnx as export_onnx
-from .export import from_hub as from_hub
-from .export import push_to_hub as push_to_hub
 from .head_kinds import ChannelAttention as ChannelAttention
 from .head_kinds import ColorFusion as ColorFusion
 from .head_kinds import HeadKind as HeadKind

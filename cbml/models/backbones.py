@@ -83,7 +83,7 @@ def add_backbone(name: str, build: Callable[[], nn.Module]) -> None:
     ImageNet, unless the network has an attribute `preprocessing`.
 
     Args:
-        name: To find it by; models trained with it ask for the same name when they are loaded.
+        name: Name to find it by; models trained with it ask for the same name when loaded.
         build: Gives the network, random or with weights: images (B, 3, H, W) -> a map
             (B, C, H, W) or vectors (B, C).
     """
@@ -141,8 +141,8 @@ class _TimmFeatures(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.network(images)
         if features.dim() == 3:  # tokens (B, N, C): those in front stand for no place
-            places = features[:, getattr(self.network, "num_prefix_tokens", 0) :]
-            return places.transpose(1, 2).unsqueeze(-1)
+            tokens = features[:, getattr(self.network, "num_prefix_tokens", 0) :]
+            return tokens.transpose(1, 2).unsqueeze(-1)
         if features.dim() == 4 and self.channels_last_map:
             return features.permute(0, 3, 1, 2)
         return features

@@ -51,7 +51,8 @@ class Embedder(nn.Module):
     Args:
         backbone: A name in BACKBONES, to which `cbml.models.add_backbone` adds your own, or
             "timm:<name>".
-        dim: D. 512 in the paper's main tables. With heads it is the sum of their widths.
+        dim: Width of the embedding, D. 512 in the paper's main tables. With heads it is the sum of
+            their widths.
         pooling: "average", "max", "average_max", "generalized_mean", or for timm "backbone", its
             own; "default" takes the paper's for the backbone (max for BN-Inception, else average).
         batch_norm: "trained"; "frozen_statistics", which keeps the running means and variances and
@@ -167,7 +168,7 @@ class Embedder(nn.Module):
         """
         asked = [(part, *part.partition(":")[::2]) for part in parts]
         taps = {head.tap for head in self.heads}
-        taps |= {place for _, kind, place in asked if kind in ("map", "features")}
+        taps |= {where for _, kind, where in asked if kind in ("map", "features")}
         maps = self._maps(images, taps)
         with torch.autocast(images.device.type, enabled=False):
             features = {tap: self._pooled(found) for tap, found in maps.items()}
@@ -181,20 +182,20 @@ class Embedder(nn.Module):
                 embeddings = self.head.embedding(own)
                 # Of several attentions the first stands for the image.
                 maps, features = (
-                    {place: found[: images.shape[0]] for place, found in each.items()}
+                    {where: found[: images.shape[0]] for where, found in each.items()}
                     for each in (maps, features)
                 )
             else:
                 raw, own = {"": self.head(features[LAST])}, {}
                 embeddings = functional.normalize(raw[""], dim=1)
             kinds = {"map": maps, "features": features, "raw": raw}
-            for part, kind, place in asked:
+            for part, kind, where in asked:
                 if kind == "cells":
-                    own[part] = self._cells(maps[LAST], int(place))
+                    own[part] = self._cells(maps[LAST], int(where))
                     continue
-                if place not in kinds.get(kind, {}):
+                if where not in kinds.get(kind, {}):
                     raise BadData(f"part {part!r}: the model has map, features and raw, see docs")
-                own[part] = kinds[kind][place].float()
+                own[part] = kinds[kind][where].float()
         return Outputs(embeddings, own)
 
     def _cells(self, found: Tensor, side: int) -> Tensor:

@@ -20,7 +20,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """The four choices that change the speed of a step; the defaults are the plain way.
+    """How a model is run: four options that change speed; by default all are off.
 
     `Execution.default(device)` gives what benchmarks/models.py found to be quickest without any
     change of precision on a CPU.

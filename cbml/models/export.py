@@ -1,7 +1,6 @@
-"""A model for use elsewhere: one ONNX file, checked against torch, or a folder on the hub."""
+"""A model for use elsewhere: one ONNX file, checked against torch."""
 
 import json
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ LARGEST_DIFFERENCE = 1e-5
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """An exported file, and how closely it follows torch.
 
     Args:
         path: Path of the file.
@@ -167,102 +166,3 @@ def _difference(runtime: Any, path: Path, network: nn.Module, inputs: Tensor) ->
         theirs = session.run(["embeddings"], {"images": batch.cpu().numpy()})[0]
         differences.append(float(np.abs(ours - theirs).max()))
     return float(np.max(differences))
-
-
-# Models on the Hugging Face hub: the saved folder, unchanged, beside a short card.
-
-_CARD = """---
-library_name: cbml
-pipeline_tag: image-feature-extraction
-tags: [metric-learning, image-retrieval]
----
-# {title}
-Turns images into unit vectors of {dim} numbers; images that belong together lie close.
-
-    import cbml
-    model = cbml.from_hub("{repository}")
-    vectors = cbml.embed(model, ["a.jpg", "b.jpg"], load=cbml.data.read_image)
-    similarity = vectors[0] @ vectors[1]
-
-| setting | value |
-|---|---|
-{rows}
-"""
-
-
-def push_to_hub(model: Embedder, repository: str, *, private: bool = False) -> str:
-    """Publish a model and give its address. Log in first with `hf auth login`.
-
-    Args:
-        model: The model to publish.
-        repository: Name as "owner/name"; made if missing.
-        private: Whether a new repository is private.
-    """
-    hub = _import_hub()
-    with tempfile.TemporaryDirectory() as scratch:
-        model.save(scratch)
-        Path(scratch, "README.md").write_text(_card(model, repository), encoding="utf-8")
-        try:
-            hub.create_repo(repository, private=private, exist_ok=True)
-            done = hub.upload_folder(
-                repo_id=repository,
-                folder_path=scratch,
-                commit_message="Model saved by cbml",
-                ignore_patterns=[".lock"],
-                delete_patterns=["model-*.safetensors", "model-*.json"],
-            )
-        except _failures(hub) as error:
-            raise _one_line(repository, "cannot be written", error) from None
-    return str(done.commit_url or done)
-
-
-def from_hub(repository: str, *, revision: str | None = None) -> Embedder:
-    """The model published under a name; it is checked like any saved folder before it is used.
-
-    Args:
-        repository: Name as "owner/name".
-        revision: A branch, tag or commit; name a commit to get the same model for ever.
-    """
-    hub = _import_hub()
-    try:
-        folder = hub.snapshot_download(
-            repository,
-            revision=revision,
-            allow_patterns=["manifest.json", "model-*.safetensors", "model-*.json"],
-        )
-    except _failures(hub) as error:
-        raise _one_line(repository, "cannot be fetched", error) from None
-    return Embedder.load(folder)
-
-
-def _card(model: Embedder, repository: str) -> str:
-    properties = {**model.describe(), **model.preprocessing.as_dict()}
-    del properties["preprocessing"]
-    rows = [f"| {key} | {value} |" for key, value in properties.items() if value not in (None, [])]
-    return _CARD.format(
-        title=repository.rpartition("/")[2],
-        dim=model.dim,
-        repository=repository,
-        rows="\n".join(rows),
-    )
-
-
-def _import_hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise MissingExtra("huggingface_hub", "hub") from None
-    return huggingface_hub
-
-
-def _failures(hub: Any) -> tuple[type[Exception], ...]:
-    # ValueError is the hub's word for a malformed repository name. Without a network its client
-    # lets errors of its HTTP library pass, whose base is one of its own error's.
-    http = hub.errors.HfHubHTTPError
-    return (OSError, ValueError, http, *http.__bases__, hub.errors.LocalTokenNotFoundError)
-
-
-def _one_line(repository: str, what: str, error: Exception) -> Exception:
-    reason = " ".join(str(error).split())[:160]
-    message = f"{repository}: {what} on the hub ({reason}); check name, network and `hf auth login`"
-    return BadData(message) if isinstance(error, ValueError) else ConnectionError(message)

@@ -101,7 +101,7 @@ def resolve_head(head: HeadKind | None, backbone: str, dim: int) -> HeadKind | N
     """The head with a module of the backbone in place of the name of a level.
 
     Args:
-        head: May read a level.
+        head: A head, which may read a level of the backbone.
         backbone: Name of the backbone.
         dim: Width of the embedding.
     """
@@ -190,17 +190,17 @@ def color_histogram(
 
     Args:
         images: As `preprocessing` made them. (B, 3, H, W)
-        preprocessing: Is undone first.
+        preprocessing: The preprocessing to undo first.
     """
     mean = torch.tensor(preprocessing.mean, device=images.device).view(3, 1, 1)
     std = torch.tensor(preprocessing.std, device=images.device).view(3, 1, 1)
     # Whole numbers again: no color falls into another bin by rounding.
     colors = ((images.float() * std + mean) / preprocessing.scale).round().clamp(0.0, 255.0)
     colors = colors.flatten(2).flip(1) if preprocessing.order == "BGR" else colors.flatten(2)
-    place = bin_of(colors, bins)  # (B, H W)
+    bin_index = bin_of(colors, bins)  # (B, H W)
     counts = torch.zeros(images.shape[0], bins[0] * bins[1] * bins[2], device=images.device)
-    counts = counts.scatter_add(1, place, torch.ones_like(place, dtype=counts.dtype))
-    return functional.normalize((counts / place.shape[1]).sqrt().sqrt(), dim=1)
+    counts = counts.scatter_add(1, bin_index, torch.ones_like(bin_index, dtype=counts.dtype))
+    return functional.normalize((counts / bin_index.shape[1]).sqrt().sqrt(), dim=1)
 
 
 def bin_of(colors: Tensor, bins: tuple[int, int, int]) -> Tensor:
@@ -219,7 +219,7 @@ def bin_of(colors: Tensor, bins: tuple[int, int, int]) -> Tensor:
     )
     hue = torch.where(most == least, 0.0, hue) / 6.0
     shares = (hue, (most - least) / most.clamp(min=1.0), most / 255.0)
-    place = torch.zeros_like(hue)
+    bin_index = torch.zeros_like(hue)
     for share, count in zip(shares, bins, strict=True):
-        place = place * count + (share * count).floor().clamp(max=count - 1)
-    return place.long()
+        bin_index = bin_index * count + (share * count).floor().clamp(max=count - 1)
+    return bin_index.long()

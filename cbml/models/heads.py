@@ -34,8 +34,8 @@ class Gates(nn.Module):
     them without a gradient.
 
     Args:
-        dim: d.
-        count: K.
+        dim: Width of each head, d.
+        count: Number of heads, K.
     """
 
     def __init__(self, dim: int, count: int) -> None:
@@ -43,20 +43,20 @@ class Gates(nn.Module):
         self.gate = linear(dim * count, count)
 
     def logits(self, mixed: Sequence[Tensor]) -> Tensor:
-        """What the softmax is taken of. (B, K)
+        """The logits of the weights p. (B, K)
 
         Args:
-            mixed: y. (B, d) each
+            mixed: Outputs y of the heads. (B, d) each
         """
         found: Tensor = self.gate(torch.cat([*mixed], dim=1).detach())
         return found
 
     def forward(self, features: Tensor, mixed: Sequence[Tensor]) -> Tensor:
-        """q.
+        """The weighted sum q. (B, d)
 
         Args:
             features: Not used: the gate sees y.
-            mixed: y. (B, d) each
+            mixed: Outputs y of the heads. (B, d) each
         """
         del features
         weights = self.logits(mixed).softmax(dim=1)  # (B, K)
@@ -73,16 +73,11 @@ class Relations(nn.Module):
         v'_j = Σ_i S_ij v_i / Σ_i S_ij, zero where the sum is      (B, d)
         o_j  = I [v_j ; v'_j],  I of all j alike, begins as [1 | 0]
         out  = (o_1, ..., o_K)                                     (B, K d)
-
-    Args:
-        features: Width of the features.
-        dim: d.
-        count: K.
     """
 
     def __init__(self, features: int, dim: int, count: int) -> None:
         super().__init__()
-        widths = [piece_width(features, place, count) for place in range(count)]
+        widths = [piece_width(features, number, count) for number in range(count)]
         self.sources = nn.ModuleList(linear(width, dim) for width in widths)
         self.targets = nn.ModuleList(linear(width, dim) for width in widths)
         self.score = linear(dim, 1)
@@ -92,14 +87,14 @@ class Relations(nn.Module):
             self.integrate.bias.zero_()
 
     def forward(self, features: Tensor, mixed: Sequence[Tensor]) -> Tensor:
-        """out.
+        """The related heads side by side. (B, K d)
 
         Args:
             features: Pooled. (B, C)
             mixed: Outputs of the heads, of any length. (B, d) each
         """
         count = len(self.sources)
-        pieces = [feature_piece(features.detach(), place, count) for place in range(count)]
+        pieces = [feature_piece(features.detach(), number, count) for number in range(count)]
         sources = torch.stack([f(h) for f, h in zip(self.sources, pieces, strict=True)], dim=1)
         targets = torch.stack([f(h) for f, h in zip(self.targets, pieces, strict=True)], dim=1)
         scores = self.score(sources[:, :, None] - targets[:, None, :])[..., 0]  # (B, K, K)
@@ -133,21 +128,21 @@ def mixed_dim(mixing: str, dim: int, count: int) -> int:
     return dim * count if mixing == "relations" else dim
 
 
-def feature_piece(features: Tensor, place: int, count: int) -> Tensor:
+def feature_piece(features: Tensor, number: int, count: int) -> Tensor:
     """One of so many pieces of the features, as equal as they can be. (B, about C / count)
 
     Args:
         features: (B, C)
-        place: Which of them, from 0.
+        number: Which of them, from 0.
         count: How many there are.
     """
     width = features.shape[1]
-    return features[:, width * place // count : width * (place + 1) // count]
+    return features[:, width * number // count : width * (number + 1) // count]
 
 
-def piece_width(features: int, place: int, count: int) -> int:
+def piece_width(features: int, number: int, count: int) -> int:
     """How wide that piece is."""
-    return features * (place + 1) // count - features * place // count
+    return features * (number + 1) // count - features * number // count
 
 
 def linear(incoming: int, outgoing: int) -> nn.Linear:
@@ -234,7 +229,7 @@ class Head:
             A module whose output is changed in place is no tap.
         hidden: Widths of layers with a ReLU before the last, linear one.
         weight: Weight within the embedding; 0 leaves the part out of it.
-        piece: Place and count: it reads the features' piece of that place, from 0, of so many.
+        piece: Number and count: it reads that piece of the features, from 0, of so many.
         mixes: Names of heads before this one that it mixes, all of one width.
         mixing: How, a name in MIXINGS; "" where it mixes none.
     """
@@ -258,8 +253,8 @@ class Head:
             raise BadData(f"head {self.name!r}: layers have between 1 and 65536 numbers")
         if not (math.isfinite(self.weight) and self.weight >= 0):
             raise BadData(f"head {self.name!r}: weight {self.weight} must be at least 0")
-        place, count = self.piece
-        if not 0 <= place < count <= 65_536:
+        number, count = self.piece
+        if not 0 <= number < count <= 65_536:
             raise BadData(f"head {self.name!r}: piece {self.piece} is none of its count")
         if bool(self.mixes) != (self.mixing in MIXINGS):
             raise BadData(f"head {self.name!r}: mixing is one of {', '.join(MIXINGS)}, of mixes")

@@ -148,7 +148,7 @@ class ImageReader(Dataset[Any]):
     Args:
         items: Images, or what `load` takes.
         load: Item -> image, or None when the items are images.
-        preprocessing: Says which part of an image is kept, and at which size.
+        preprocessing: Which part of an image is kept, and at which size.
         start: Number of the first item to read.
     """
 
@@ -184,7 +184,7 @@ class ImageReader(Dataset[Any]):
         """All items, in batches, in order.
 
         Args:
-            processes: That read beside this one, each at most two batches ahead.
+            processes: Processes that read beside this one, each at most two batches ahead.
         """
         for batch in DataLoader(self, batch_size, num_workers=processes, collate_fn=_collect):
             yield _checked(batch)
@@ -200,7 +200,7 @@ def as_image(value: Any) -> Tensor:
     """A uint8 RGB image as a tensor with channels first.
 
     Args:
-        value: a tensor 3 × H × W, an array H × W × 3, or anything numpy reads as such an array.
+        value: A tensor 3 × H × W, an array H × W × 3, or anything numpy reads as such an array.
     """
     if isinstance(value, str | bytes | os.PathLike):
         raise BadData("a path is not an image; pass `load` to read it")

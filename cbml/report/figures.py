@@ -33,35 +33,33 @@ def draw_similarities(grid: Grid) -> "Figure":
         grid: Analyses by images and model.
     """
     figure, axes = _axes(grid)
-    for place, one in _cells(axes, grid):
-        plot_similarities(place, one, similarity_limits(grid))
-        place.text(
-            0.02, 0.96, _words(one), transform=place.transAxes, va="top", color=SOFT, fontsize=8
-        )
+    for ax, one in _cells(axes, grid):
+        plot_similarities(ax, one, similarity_limits(grid))
+        ax.text(0.02, 0.96, _words(one), transform=ax.transAxes, va="top", color=SOFT, fontsize=8)
     note = "dashed: Gaussians of the same mean and spread"
     _finish(figure, axes, "similarity", "density", note, corner="upper right")
     return figure
 
 
-def plot_similarities(place: "Axes", one: Any, limits: tuple[float, float]) -> None:
+def plot_similarities(ax: "Axes", one: Any, limits: tuple[float, float]) -> None:
     """Draw the distributions of one analysis, with their Gaussians.
 
     Args:
-        place: Where to draw them.
+        ax: Where to draw them.
         one: The analysis.
         limits: The least and the largest similarity that is shown.
     """
-    coarse, facts, s = one.histogram.coarser(BINS), one.statistics, np.linspace(*limits, 400)
+    coarse, statistics, s = one.histogram.coarser(BINS), one.statistics, np.linspace(*limits, 400)
     for kind, color, word in (("positive", POSITIVE, "same"), ("negative", NEGATIVE, "different")):
         counts: NDArray[np.int64] = getattr(coarse, kind)
-        mean, std = getattr(facts, f"{kind}_mean"), getattr(facts, f"{kind}_std")
+        mean, std = getattr(statistics, f"{kind}_mean"), getattr(statistics, f"{kind}_std")
         density = counts / counts.sum() * BINS / 2.0
-        place.stairs(density, coarse.edges, fill=True, color=color, alpha=0.28)
-        place.stairs(density, coarse.edges, color=color, linewidth=1.2, label=f"{word} class")
+        ax.stairs(density, coarse.edges, fill=True, color=color, alpha=0.28)
+        ax.stairs(density, coarse.edges, color=color, linewidth=1.2, label=f"{word} class")
         if std > 0.0:
             gauss = np.exp(-(((s - mean) / std) ** 2) / 2.0) / (std * np.sqrt(2.0 * np.pi))
-            place.plot(s, gauss, color=color, linewidth=1.2, linestyle="--")
-    place.set_xlim(*limits)
+            ax.plot(s, gauss, color=color, linewidth=1.2, linestyle="--")
+    ax.set_xlim(*limits)
 
 
 def draw_ratios(grid: Grid) -> "Figure":
@@ -71,8 +69,8 @@ def draw_ratios(grid: Grid) -> "Figure":
         grid: Analyses by images and model.
     """
     figure, axes = _axes(grid)
-    for place, one in _cells(axes, grid):
-        plot_ratio(place, one, similarity_limits(grid))
+    for ax, one in _cells(axes, grid):
+        plot_ratio(ax, one, similarity_limits(grid))
     _finish(
         figure,
         axes,
@@ -84,11 +82,11 @@ def draw_ratios(grid: Grid) -> "Figure":
     return figure
 
 
-def plot_ratio(place: "Axes", one: Any, limits: tuple[float, float]) -> None:
+def plot_ratio(ax: "Axes", one: Any, limits: tuple[float, float]) -> None:
     """Draw log₁₀ Φ_N of one analysis.
 
     Args:
-        place: Where to draw it.
+        ax: Where to draw it.
         one: The analysis.
         limits: The least and the largest similarity that is shown.
     """
@@ -96,36 +94,34 @@ def plot_ratio(place: "Axes", one: Any, limits: tuple[float, float]) -> None:
     enough = (coarse.positive >= FEWEST) & (coarse.negative >= FEWEST)
     shares = [counts / counts.sum() for counts in (coarse.positive, coarse.negative)]
     ratio = np.log10(shares[0][enough] / shares[1][enough])
-    place.plot(coarse.centers[enough], ratio, "o", color=INK, markersize=3, label="counted")
-    place.axhline(0.0, color=GRID, zorder=0)
+    ax.plot(coarse.centers[enough], ratio, "o", color=INK, markersize=3, label="counted")
+    ax.axhline(0.0, color=GRID, zorder=0)
     for exponent, color in (("linear", POSITIVE), ("quadratic", NEGATIVE)):
         line = _log_ratio(one, exponent, s)
         if line is not None:
-            place.plot(s, line / np.log(10.0), color=color, linewidth=1.4, label=exponent)
-    place.set_xlim(*limits)
-    place.set_ylim(*_around(ratio))
+            ax.plot(s, line / np.log(10.0), color=color, linewidth=1.4, label=exponent)
+    ax.set_xlim(*limits)
+    ax.set_ylim(*_around(ratio))
 
 
 def draw_reliability(checks: Mapping[str, Any]) -> "Figure":
     """Confidence against accuracy of results; the size of a point is how many there are.
 
     Args:
-        checks: By a name for the legend.
+        checks: Reliability checks by their name in the legend.
     """
     figure = _figure(4.6, 4.4)
-    place = figure.subplots()
-    place.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle="--")
+    ax = figure.subplots()
+    ax.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle="--")
     for (name, check), color in zip(checks.items(), itertools.cycle(COLORS), strict=False):
         sizes = 12.0 + 160.0 * np.sqrt(np.array(check.counts) / sum(check.counts))
-        place.plot(check.confidence, check.accuracy, color=color, linewidth=1.2)
+        ax.plot(check.confidence, check.accuracy, color=color, linewidth=1.2)
         label = f"{name}: ECE {check.ece:.3f}"
-        place.scatter(
-            check.confidence, check.accuracy, s=sizes, color=color, alpha=0.7, label=label
-        )
-    place.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
-    place.set_aspect("equal")
-    place.grid(color=GRID)
-    place.legend(loc="upper left", frameon=False, fontsize=8)
+        ax.scatter(check.confidence, check.accuracy, s=sizes, color=color, alpha=0.7, label=label)
+    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+    ax.set_aspect("equal")
+    ax.grid(color=GRID)
+    ax.legend(loc="upper left", frameon=False, fontsize=8)
     return figure
 
 
@@ -133,8 +129,8 @@ def save_figure(figure: "Figure", folder: Path, name: str) -> list[Path]:
     """Write a figure as PNG and as SVG.
 
     Args:
-        figure: a drawing.
-        folder: That exists.
+        figure: A matplotlib figure.
+        folder: An existing folder.
         name: Name of the files, without an ending.
     """
     paths = [folder / f"{name}.{ending}" for ending in ("png", "svg")]
@@ -161,16 +157,16 @@ def _around(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _words(one: Any) -> str:
-    facts = one.statistics
+    statistics = one.statistics
     return (
-        f"μ {facts.positive_mean:.2f} / {facts.negative_mean:.2f}\n"
-        f"σ {facts.positive_std:.2f} / {facts.negative_std:.2f}\n"
+        f"μ {statistics.positive_mean:.2f} / {statistics.negative_mean:.2f}\n"
+        f"σ {statistics.positive_std:.2f} / {statistics.negative_std:.2f}\n"
         f"KS {one.positive_fit.distance:.2f} / {one.negative_fit.distance:.2f}"
     )
 
 
 def similarity_limits(grid: Grid) -> tuple[float, float]:
-    """From the lowest similarity that a thousandth of the pairs is below, in tenths, up to 1.
+    """Limits of the similarity axis: the 0.1 % quantile of negatives, in tenths, up to 1.
 
     Args:
         grid: Analyses by images and model.
@@ -179,8 +175,8 @@ def similarity_limits(grid: Grid) -> tuple[float, float]:
     for row in grid.values():
         for one in row.values():
             total = np.cumsum(one.histogram.negative)
-            place = int(np.searchsorted(total, total[-1] / 1000))
-            lows.append(float(np.floor(one.histogram.edges[place] * 10) / 10))
+            ax = int(np.searchsorted(total, total[-1] / 1000))
+            lows.append(float(np.floor(one.histogram.edges[ax] * 10) / 10))
     return max(-1.0, min(lows)), 1.0
 
 
@@ -196,32 +192,32 @@ def _axes(grid: Grid) -> tuple["Figure", NDArray[Any]]:
     columns = max(len(row) for row in grid.values())
     figure = _figure(4.0 * columns, 2.7 * len(grid) + 0.5)
     axes = figure.subplots(len(grid), columns, squeeze=False)
-    for place in axes.flat:
-        place.set_visible(False)
+    for ax in axes.flat:
+        ax.set_visible(False)
     for line, (images, row) in zip(axes, grid.items(), strict=True):
-        for place, model in zip(line, row, strict=False):
-            place.set_visible(True)
-            place.set_title(f"{images}, {model}", fontsize=10)
+        for ax, model in zip(line, row, strict=False):
+            ax.set_visible(True)
+            ax.set_title(f"{images}, {model}", fontsize=10)
     return figure, axes
 
 
 def _cells(axes: NDArray[Any], grid: Grid) -> list[tuple["Axes", Any]]:
     return [
-        (place, one)
+        (ax, one)
         for line, row in zip(axes, grid.values(), strict=True)
-        for place, one in zip(line, row.values(), strict=False)
+        for ax, one in zip(line, row.values(), strict=False)
     ]
 
 
 def _finish(
     figure: "Figure", axes: NDArray[Any], across: str, up: str, note: str, corner: str
 ) -> None:
-    for place in axes.flat:
-        place.spines[["top", "right"]].set_visible(False)
-        place.tick_params(labelsize=8)
-    for place in axes[-1]:
-        place.set_xlabel(across)
-    for place in axes[:, 0]:
-        place.set_ylabel(up)
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize=8)
+    for ax in axes[-1]:
+        ax.set_xlabel(across)
+    for ax in axes[:, 0]:
+        ax.set_ylabel(up)
     axes[0, 0].legend(loc=corner, frameon=False, fontsize=8)
     figure.supxlabel(note, fontsize=8, color=SOFT)

@@ -47,9 +47,9 @@ TERMS = {
     "log-lik N": "Mean log-likelihood of a negative pair under the Gaussian, in nats.",
     "best N": "The best log-likelihood that a histogram of such steps can reach.",
     "prior": "Share of positive pairs among all pairs.",
-    "log loss prior": "Mean surprise at a pair for who knows the prior alone; less is better.",
-    "log loss Gauss": "Mean surprise at a pair for posteriors by Gaussians; less is better.",
-    "log loss free": "Mean surprise at a pair for posteriors by a free curve; less is better.",
+    "log loss prior": "Log loss of a forecast that knows the prior alone; less is better.",
+    "log loss Gauss": "Log loss of the posteriors by Gaussians; less is better.",
+    "log loss free": "Log loss of the posteriors by a free curve; less is better.",
     "ECE Gauss": "Mean gap between posteriors by Gaussians and how often they came true.",
     "ECE free": "Mean gap between posteriors by a free curve and how often they came true.",
     "confidence": "Mean of the probabilities that were given.",
@@ -65,7 +65,7 @@ Kind = Literal["query", "relevant", "irrelevant", "unknown"]
 
 @dataclass(frozen=True)
 class Tile:
-    """An image with what is said about it.
+    """An image with its captions.
 
     Args:
         image: The image as a data address.
@@ -118,7 +118,7 @@ def neighbor_tile(image: str, label: str, similarity: float, relevant: bool) -> 
     Args:
         image: The image as a data address.
         label: Its class.
-        similarity: To the query.
+        similarity: Similarity to the query.
         relevant: Whether it has the query's class.
     """
     mark, kind = ("✓", "relevant") if relevant else ("✗", "irrelevant")
@@ -126,7 +126,7 @@ def neighbor_tile(image: str, label: str, similarity: float, relevant: bool) -> 
 
 
 def thumbnail(image: "Tensor | Image.Image", side: int = 72) -> str:
-    """An image as a data address.
+    """An image as a small data URL.
 
     Args:
         image: Pixels (3, H, W) as uint8, or an image of Pillow.

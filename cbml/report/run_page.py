@@ -6,6 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from cbml.progress import counted
 from cbml.report.charts import line_chart, reliability_chart
 from cbml.report.pages import QueryTiles, Table, write_page
 
@@ -70,7 +71,7 @@ def write_run_page(
         title=path.parent.name,
         subtitle=_subtitle(record),
         alarms=[*_no_gain(record), *_alarms(metrics)],
-        scores=_scores(record, metrics),
+        scores=score_table(record, metrics),
         curves=_curves(metrics, _held_out(record)),
         histograms=histograms,
         reliability=_reliability(calibration, record.get("test_reliability"), _held_out(record)),
@@ -91,7 +92,7 @@ def _subtitle(record: Mapping[str, Any]) -> str:
     learned = f"method {method['name']}" if method.get("name") else f"loss {loss.get('name')}"
     words = [
         f"{data.get('source')}, {model.get('backbone')}, {learned}",
-        f"{record.get('steps_done', 0)} steps",
+        counted(record.get("steps_done", 0), "step"),
     ]
     if environment.get("commit"):  # an installed package knows none
         words.append(f"commit {environment['commit']}")
@@ -108,7 +109,13 @@ def _held_out(record: Mapping[str, Any]) -> str:
     return "images" if _known_classes(record) else "classes"
 
 
-def _scores(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Table | None:
+def score_table(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Held-out and test scores of a run beside those of its start; None where it has none.
+
+    Args:
+        record: What run.json holds.
+        metrics: The lines of metrics.jsonl.
+    """
     validations = {line["step"]: line["validation"] for line in metrics if "validation" in line}
     columns = {
         "held-out, before": validations.get(0, {}),
@@ -165,7 +172,7 @@ def score_position(name: str) -> tuple[int, str]:
 
 
 def tells_something(name: str, images: int) -> bool:
-    """Whether a score can be other than 1: among as many results as images all are found.
+    """Whether a score can differ from 1; Recall@K cannot where K results are all images.
 
     Args:
         name: Such as "recall@100".

@@ -13,11 +13,11 @@ from .build import use_backbone as use_backbone
 from .compare import Comparison as Comparison
 from .compare import compare_runs as compare_runs
 from .compare import resumed_config as resumed_config
-from .config import FIRST_RUNS as FIRST_RUNS
 from .config import RunConfig as RunConfig
 from .config import check_names as check_names
 from .config import list_methods as list_methods
 from .config import parse_overrides as parse_overrides
+from .defaults import FIRST_RUNS as FIRST_RUNS
 from .demo import Demonstration as Demonstration
 from .demo import demonstrate as demonstrate
 from .demo import reliability_of as reliability_of
@@ -33,6 +33,8 @@ from .folder import open_model as open_model
 from .folder import recorded_config as recorded_config
 from .folder import run_calibration as run_calibration
 from .folder import run_reading as run_reading
+from .hub import from_hub as from_hub
+from .hub import push_to_hub as push_to_hub
 from .old_records import with_current_names as with_current_names
 from .planning import with_larger_views as with_larger_views
 from .refinement import load_refinement as load_refinement

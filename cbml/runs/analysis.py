@@ -26,7 +26,7 @@ Grid = dict[str, dict[str, SetAnalysis]]  # by images, then by model
 
 @dataclass(frozen=True)
 class RunAnalysis:
-    """What an analysis found.
+    """The result of `analyze_run`.
 
     Args:
         run: The run's folder.
@@ -75,7 +75,7 @@ def analyze_run(
         compare: Another run, drawn beside it.
         test: The test images too; the run's record counts it.
         out: Folder of the page; analysis/ in the run's folder when None.
-        callback: Hears what is done.
+        callback: Notified of every stage.
     """
     run, callback = Path(run), callback or Callback()
     other = None if compare is None else Path(compare)

@@ -122,7 +122,7 @@ def training_paths(run: str | Path) -> set[str] | None:
     """Absolute paths of the `training_images` of a run.
 
     Args:
-        run: As for `training_images`.
+        run: A run's folder; see `training_images`.
     """
     images = training_images(run)
     return None if images is None else {os.path.abspath(path) for path in images.paths}
@@ -147,7 +147,7 @@ def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:
         pooling=chosen.pooling,
         batch_norm=chosen.batch_norm,
         weights=weights,
-        preprocessing=find_backbone(chosen.backbone).preprocessing.with_crop(chosen.crop),
+        preprocessing=find_backbone(chosen.backbone).preprocessing.with_crop(config.test_crop),
         heads=asked.heads(chosen.dim),
         head=asked.head,
         reranker=asked.reranker,
@@ -156,22 +156,6 @@ def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:
     if chosen.start is not None:
         _copy_start(model, chosen.start)
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def with_start(config: RunConfig) -> RunConfig:
-    """The config with the network of the model that it starts from."""
-    if config.model.start is None:
-        return config
-    start = Embedder.load(model_folder(Path(config.model.start)))
-    return config.replace(
-        model={
-            "backbone": start.backbone_name,
-            "dim": start.dim,
-            "pooling": start.pooling,
-            "batch_norm": start.batch_norm,
-            "crop": config.model.crop or start.preprocessing.crop,
-        }
-    )
 
 
 def _copy_start(model: Embedder, folder: str) -> None:
@@ -209,7 +193,7 @@ def build_run_loss(config: RunConfig, classes: int) -> nn.Module:
 
     Args:
         config: Names the loss and its options.
-        classes: For losses with a vector for each class.
+        classes: Number of classes, for losses with a vector for each.
     """
     name: Any = config.loss.name
     if ":" in name:
@@ -228,7 +212,7 @@ def build_method(config: RunConfig, classes: int, *, images: int) -> nn.Module:
 
     Args:
         config: Names the method, its options and the loss.
-        classes: For losses with a vector for each class.
+        classes: Number of classes, for losses with a vector for each.
         images: How many there are to train on, for methods with a memory of each.
     """
     name = config.method.name
@@ -346,18 +330,11 @@ def import_class(name: str, option: str) -> Any:
 
     Args:
         name: As given on the command line, never as read from a file.
-        option: What it is for, "loss" or "method".
     """
     found = _import(name, option, "Class")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise BadData(f"--{option} {name}: not a torch.nn.Module class")
     return found
-
-
-def train_transform(config: RunConfig) -> TrainTransform:
-    """The random crops of a config."""
-    crops = config.augmentation
-    return TrainTransform(crop=config.model.crop, scale=(crops.min_area, 1.0), flip=crops.flip)
 
 
 def build_batches(
@@ -374,7 +351,9 @@ def build_batches(
         distributed: The processes.
         progress: Called with images read and images in all.
     """
-    side = short_side(config.model.crop)
+    plain = config.method.name is None and config.data.labels == "known"
+    # Methods embed training images too, at the size of searches.
+    side = short_side(config.model.crop if plain else max(config.model.crop, config.test_crop))
     source = pack(images.paths, cache_folder() / "packed", short_side=side, progress=progress)
     return draw_batches(config, images, distributed, source)
 
@@ -386,9 +365,10 @@ def draw_batches(
     source: PackedImages | None = None,
 ) -> Batches:
     """The batches of this process, from packed images or from the files themselves."""
+    crops = config.augmentation
     return build_training_batches(
         images,
-        transform=train_transform(config),
+        transform=TrainTransform(config.model.crop, (crops.min_area, 1.0), flip=crops.flip),
         distributed=distributed,
         classes_per_batch=config.training.classes_per_batch,
         samples_per_class=config.training.samples_per_class,

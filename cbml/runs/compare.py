@@ -1,6 +1,7 @@
 """Runs side by side: whether a resumed run is the same run, and how two runs differ."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,39 +11,37 @@ from cbml.report import score_position
 from cbml.runs.config import RunConfig, parse_overrides
 from cbml.runs.folder import recorded_config
 from cbml.runs.sections import LENGTHS, SECTIONS
-from cbml.training import read_metrics, read_record
+from cbml.training import MAY_CHANGE, read_metrics, read_record
 
-# What may differ: how long the run is, what is written how often, what is done about trouble, and
-# how many threads read the images. Every other field decides the result.
+# What may differ when a run is resumed. Every other field decides the result.
 FREE = frozenset(
-    {
-        *("training.steps", "training.epochs", "training.minutes", "training.patience"),
-        "training.validate_every",
-        *("training.checkpoint_every", "training.keep_checkpoints", "training.tensorboard"),
-        *("training.collapse", "training.non_finite", "training.skips_allowed", "data.workers"),
-    }
+    {"data.workers", "training.minutes", "training.tensorboard"}
+    | {f"training.{name}" for name in MAY_CHANGE}
 )
 # What a config may leave open, and a run fills in when it starts.
 _OPEN = ("classes_per_batch", "samples_per_class", "chunk_size", "choose_by")
 
 
-def resumed_config(folder: Path, texts: list[str]) -> RunConfig:
+def resumed_config(
+    folder: Path, texts: list[str], given: Mapping[str, Any] | None = None
+) -> RunConfig:
     """The config of a run with some of its free fields changed.
 
     Args:
         folder: The run's folder.
         texts: As for `parse_overrides`. A loss, method or backbone of the user's own must be
             repeated: the record of a run never chooses code.
+        given: As for `parse_overrides`.
     """
-    changes = parse_overrides(texts)
+    changes = parse_overrides(texts, given)
     if changes.get("training", {}).get("minutes") is not None:
         raise BadData("minutes: the plan of a run is fixed when it starts; change its --steps")
-    facts = dict(read_record(folder).get("config", {}))
+    sections = dict(read_record(folder).get("config", {}))
     for section, field in (("loss", "name"), ("method", "name"), ("model", "backbone")):
-        name = dict(facts.get(section, {})).get(field)
+        name = dict(sections.get(section, {})).get(field)
         if name is not None and changes.get(section, {}).get(field) == name:
-            facts[section] = {**facts[section], field: getattr(SECTIONS[section](), field)}
-    return RunConfig.from_dict(facts).replace(**changes)
+            sections[section] = {**sections[section], field: getattr(SECTIONS[section](), field)}
+    return RunConfig.from_dict(sections).replace(**changes)
 
 
 def check_same_run(folder: Path, config: RunConfig) -> RunConfig:
@@ -72,8 +71,12 @@ def as_recorded(folder: Path, config: RunConfig) -> RunConfig:
     }
     if config.training.steps is None and config.training.epochs is None:
         chosen |= {name: getattr(before.training, name) for name in LENGTHS}
-    crop = {} if config.model.crop else {"crop": before.model.crop}
-    return config.replace(training=chosen, model=crop)
+    crops = {
+        name: getattr(before.model, name)
+        for name in ("crop", "test_crop")
+        if getattr(config.model, name) == 0
+    }
+    return config.replace(training=chosen, model=crops)
 
 
 def flat_config(config: RunConfig) -> dict[str, Any]:
@@ -92,12 +95,12 @@ def flat_config(config: RunConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs.
+    """How the settings and scores of two runs differ.
 
     Args:
         runs: Their folders.
         settings: Fields of the config that differ, each with its two values.
-        scores: By name, such as "test recall@1", the values of both; None where one has none.
+        scores: The values of both by name, such as "test recall@1"; None where one has none.
         notes: What makes the scores incomparable, a sentence each.
     """
 

@@ -7,12 +7,13 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
 from cbml.errors import BadData, nearest
 from cbml.losses import LOSSES
 from cbml.methods import METHODS
 from cbml.models import BACKBONES
+from cbml.runs.defaults import FIRST_RUNS, defaults_for
 from cbml.runs.old_records import current_sections
 from cbml.runs.sections import (
     FLAT_KEYS,
@@ -36,54 +37,6 @@ from cbml.runs.sections import (
 
 if TYPE_CHECKING:
     from cbml.training import Settings
-
-Changes = dict[str, dict[str, Any]]
-
-
-class FirstRun(NamedTuple):
-    """A run that nobody has asked for more: its minutes, the crop and the steps they allow."""
-
-    minutes: int
-    crop: int
-    steps: int
-
-
-# By kind of device and data. On a CPU, minutes of two cores; nothing is measured, so that the same
-# command learns the same everywhere. On a GPU, the paper's pixels; its minutes are not measured.
-FIRST_RUNS: dict[str, dict[str, FirstRun]] = {
-    "cpu": {"emoji": FirstRun(3, 96, 120), "folder": FirstRun(10, 128, 200)},
-    "cuda": {"emoji": FirstRun(1, 96, 120), "folder": FirstRun(10, 227, 1000)},
-}
-_EMOJI = FIRST_RUNS["cpu"]["emoji"]
-
-# What emoji need to give a first result in minutes on a CPU: their images are 72 pixels wide and a
-# class has five to seven of them.
-_STARTS: dict[str, Changes] = {
-    "emoji": {
-        "model": {"crop": _EMOJI.crop},
-        "optimizer": {"learning_rate": 2e-4},
-        "training": {
-            "classes_per_batch": 60,
-            "samples_per_class": 2,
-            "steps": _EMOJI.steps,
-            "validate_every": 40,
-        },
-    }
-}
-# The recipe of runs with labels, see docs/recipe.md. The paper's crops, down to 0.16 of the area,
-# are for 227 pixels and thousands of steps, and its program keeps the last weights.
-_LABELED: Changes = {
-    "augmentation": {"min_area": 0.5},
-    "loss": {"proxy_weight": None},
-    "optimizer": {"ema": 0.15},
-}
-# 128 dimensions, drawn batch sizes and no mining are from the paper's section 4.7. That the first
-# clusters are those of whitened features, and not of a random mixture of them, is ours.
-_UNLABELED: Changes = {
-    "model": {"dim": 128},
-    "training": {"samples_per_class": 4},
-    "pseudo_labels": {"head_start": "whitened"},
-}
 
 
 @dataclass(frozen=True, init=False)
@@ -142,7 +95,7 @@ class RunConfig:
         }
         chosen = changed_section(MethodConfig(), method)
         assert isinstance(chosen, MethodConfig)
-        start = _defaults_for(images, chosen)
+        start = defaults_for(images, chosen)
         self._fill(
             {
                 name: changed_section(changed_section(kind(), start.get(name)), given[name])
@@ -167,8 +120,9 @@ class RunConfig:
             raise BadData(f"{' and '.join(lengths)}: give one of them")
         if self.training.minutes is not None and not 0 < self.training.minutes < math.inf:
             raise BadData(f"minutes must be above zero, got {self.training.minutes:g}")
-        if self.model.crop < 0:
-            raise BadData(f"crop must be at least 1, got {self.model.crop}")
+        for name in ("crop", "test_crop"):
+            if (getattr(self.model, name) or 0) < 0:
+                raise BadData(f"{name} must be at least 1, got {getattr(self.model, name)}")
         if self.loss.parameters == "from-data":
             if self.loss.name != "cbml":
                 raise BadData("parameters=from-data: only the loss cbml has such constants")
@@ -232,6 +186,11 @@ class RunConfig:
         }
 
     @property
+    def test_crop(self) -> int:
+        """The side at which the trained network embeds images; open before a run starts."""
+        return self.model.test_crop or self.model.crop
+
+    @property
     def proxy_weight(self) -> float:
         """Weight of the proxies beside the pairs; where it is open, 0.5 beside CBML alone."""
         if self.loss.proxy_weight is not None:
@@ -258,21 +217,21 @@ class RunConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any], *, allow_code: bool = False) -> "RunConfig":
+    def from_dict(cls, sections: Mapping[str, Any], *, allow_code: bool = False) -> "RunConfig":
         """The config that `as_dict` described, or the flat recipe of an older record.
 
         A loss, method or backbone "package.module:name" is code that a file must not choose: it is
         refused unless `allow_code` says that nothing will be built from the config.
 
         Args:
-            facts: As read back from JSON.
+            sections: As read back from JSON.
             allow_code: Accept what is the user's own.
         """
-        facts = current_sections(facts)
+        sections = current_sections(sections)
         config = object.__new__(cls)
         try:
             parts = {
-                name: changed_section(kind(), facts.get(name)) for name, kind in SECTIONS.items()
+                name: changed_section(kind(), sections.get(name)) for name, kind in SECTIONS.items()
             }
             config._fill(parts)
         except (BadData, KeyError, TypeError) as error:
@@ -286,21 +245,6 @@ class RunConfig:
                 f"{words}"
             )
         return config
-
-
-def _defaults_for(data: DataConfig, method: MethodConfig) -> Changes:
-    """What holds where nothing else is given: of the dataset, of the labels, of the method."""
-    layers: list[Mapping[str, Mapping[str, Any]]] = [_STARTS.get(data.source, {})]
-    layers.append(_LABELED if data.labels == "known" else _UNLABELED)
-    if data.labels == "each":
-        layers.append({"training": {"samples_per_class": 2}})  # two crops of each image
-    if method.name in METHODS:
-        layers.append(METHODS[method.name].defaults)
-    start: Changes = {}
-    for layer in layers:
-        for name, part in layer.items():
-            start[name] = start.get(name, {}) | dict(part)
-    return start
 
 
 def check_names(config: RunConfig) -> None:
@@ -347,7 +291,9 @@ def _first_line(kind: type) -> str:
 _OPTIONS = ("loss", "method")  # sections whose further keys are options of what they name
 
 
-def parse_overrides(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+def parse_overrides(
+    texts: Iterable[str], given: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
     """Changes by section and field, as `RunConfig` and `RunConfig.replace` take them.
 
     This is the one place where text becomes settings.
@@ -355,8 +301,11 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
     Args:
         texts: "key=value" each; a key is a field, "section.field", or "loss." or "method." and an
             option.
+        given: Values of fields by their flat names, such as "crop"; texts count more.
     """
     changes: dict[str, dict[str, Any]] = {}
+    for key, value in (given or {}).items():
+        _change(changes, *FLAT_KEYS[key], value)
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
@@ -364,12 +313,17 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
         section, field = _place(key)
         hint = get_type_hints(SECTIONS[section]).get(field)
         typed = plain_value(value) if hint is None else _typed(hint, key, value)
-        part = changes.setdefault(section, {})
-        part[field] = typed
-        if field in LENGTHS and typed is not None:  # the later word counts
-            changes[section] = {name: part[name] for name in part if name not in LENGTHS}
-            changes[section][field] = typed
+        _change(changes, section, field, typed)
     return changes
+
+
+def _change(changes: dict[str, dict[str, Any]], section: str, field: str, value: Any) -> None:
+    """Note a value; of the lengths of a run the later one counts."""
+    part = changes.setdefault(section, {})
+    if field in LENGTHS and value is not None:
+        for name in LENGTHS:
+            part.pop(name, None)
+    part[field] = value
 
 
 def _place(key: str) -> tuple[str, str]:

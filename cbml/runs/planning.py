@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from torch import nn
 from cbml.data import Splits
 from cbml.methods import LARGEST_VIEW
 from cbml.models import Embedder, Execution, find_backbone
-from cbml.progress import duration
-from cbml.runs.config import FIRST_RUNS, FirstRun, RunConfig
+from cbml.progress import counted, duration
+from cbml.runs.config import RunConfig
+from cbml.runs.defaults import FIRST_RUNS, FirstRun, larger_crop
+from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.sections import OF_CLUSTERS
 from cbml.training import (
     Callback,
@@ -46,10 +49,12 @@ class ImageTime:
 
     Args:
         training: Forward and backward pass.
-        embedding: Forward pass alone.
+        forward: Forward pass alone.
+        embedding: Forward pass at the size at which trained networks embed.
     """
 
     training: float
+    forward: float
     embedding: float
 
 
@@ -58,8 +63,8 @@ class Workload:
     """What a run embeds besides the images of its steps.
 
     Args:
-        images: To train on.
-        batch: Those of a step, in all processes.
+        images: Number of training images.
+        batch: Images of a step, in all processes.
         held_out: Images of a validation.
         once: Images embedded once in the run: statistics, probabilities, report, test.
         validate_every: Steps between validations.
@@ -92,7 +97,7 @@ class Workload:
         return low
 
     def _step(self, cost: ImageTime, chunked: bool) -> float:
-        return self.batch * (cost.training + cost.embedding * chunked)
+        return self.batch * (cost.training + cost.forward * chunked)
 
 
 def workload(config: RunConfig, splits: Splits, batch: int, *, test: bool) -> Workload:
@@ -114,7 +119,7 @@ def workload(config: RunConfig, splits: Splits, batch: int, *, test: bool) -> Wo
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do.
+    """The size, length, time and memory of a run.
 
     Args:
         crop: Side of the images.
@@ -137,10 +142,7 @@ class Planner:
     Args:
         config: What it leaves open is chosen.
         model: Untrained, on its device.
-        method: What it is trained by.
-        execution: How it will be run.
         work: What the run embeds.
-        processes: How many share a batch.
     """
 
     def __init__(
@@ -204,9 +206,11 @@ class Planner:
         images = torch.zeros(count, 3, crop, crop, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             self._passes(images)  # the first is slower
-            training, embedding = self._passes(images)
+            training, forward = self._passes(images)
         share = count * self.processes  # processes work side by side
-        return ImageTime(training / share, embedding / share)
+        test_crop = with_crop(self.config.replace(model={"crop": crop})).test_crop
+        larger = (test_crop / crop) ** 2
+        return ImageTime(training / share, forward / share, forward * larger / share)
 
     def _passes(self, images: torch.Tensor) -> tuple[float, float]:
         """Seconds of a forward and backward pass, and of a forward pass alone."""
@@ -242,18 +246,53 @@ def plan_run(
     callback.on_message(_sentence(config, planner.work, plan))
     if config.training.minutes is not None and steps < _FEWEST_STEPS:
         callback.on_message(
-            f"--minutes {config.training.minutes:g} leaves time for only {steps} steps; with fewer "
-            f"than about {_FEWEST_STEPS} a network hardly changes: allow more minutes"
+            f"--minutes {config.training.minutes:g} leaves time for only "
+            f"{counted(steps, 'step')}; with fewer than about {_FEWEST_STEPS} a "
+            "network hardly changes: allow more minutes"
         )
     if plan.peak_bytes > planner.budget:
         callback.on_message(_too_large(planner, plan))
     record = dataclasses.asdict(plan) | {"minutes_asked": config.training.minutes}
-    return config.replace(model={"crop": crop}, training=training), record
+    return with_crop(config.replace(model={"crop": crop}, training=training)), record
 
 
 def with_crop(config: RunConfig) -> RunConfig:
-    """The config with a crop: its own, or that of a first run on this device."""
-    return config if config.model.crop else config.replace(model={"crop": _first_run(config).crop})
+    """The config with crops: its own, or those of a first run on this device."""
+    crop, test_crop = config.model.crop or _first_run(config).crop, config.model.test_crop
+    if test_crop == 0:
+        test_crop = larger_crop(crop) if has_pretrained_weights(config) else crop
+    return config.replace(model={"crop": crop, "test_crop": test_crop})
+
+
+def with_start(config: RunConfig) -> RunConfig:
+    """The config with the network of the model that it starts from."""
+    if config.model.start is None:
+        return config
+    folder = Path(config.model.start)
+    start = Embedder.load(model_folder(folder))
+    crop, test_crop = start.preprocessing.crop, config.model.test_crop
+    if (folder / "run.json").is_file():  # it may have learned from smaller images
+        crop = recorded_config(folder).model.crop
+    if test_crop == 0 and config.model.crop in (0, crop):
+        test_crop = start.preprocessing.crop
+    return config.replace(
+        model={
+            "backbone": start.backbone_name,
+            "dim": start.dim,
+            "pooling": start.pooling,
+            "batch_norm": start.batch_norm,
+            "crop": config.model.crop or crop,
+            "test_crop": test_crop,
+        }
+    )
+
+
+def has_pretrained_weights(config: RunConfig) -> bool:
+    """Whether the backbone starts from the weights of another training."""
+    weights = config.model.weights
+    if weights == "default":
+        weights = find_backbone(config.model.backbone).weights
+    return weights not in ("none", "own")
 
 
 def with_larger_views(config: RunConfig, changes: Mapping[str, Mapping[str, Any]]) -> RunConfig:
@@ -272,9 +311,7 @@ def with_larger_views(config: RunConfig, changes: Mapping[str, Mapping[str, Any]
         return config
     if OF_CLUSTERS & changes.get("pseudo_labels", {}).keys() or "backbone" in config.own_code:
         return config
-    model = config.model
-    weights = find_backbone(model.backbone).weights if model.weights == "default" else model.weights
-    blind = weights in ("none", "own") or model.start is not None
+    blind = not has_pretrained_weights(config) or config.model.start is not None
     if blind or with_crop(config).model.crop > LARGEST_VIEW / _LARGER:
         return config
     images = dataclasses.replace(config.data, labels="each")
@@ -290,9 +327,12 @@ def _first_run(config: RunConfig) -> FirstRun:
 def _sentence(config: RunConfig, work: Workload, plan: Plan) -> str:
     chunks = f" in chunks of {plan.chunk_size}" if plan.chunk_size else ""
     epochs = config.training.epochs
-    steps = f"{plan.steps} steps" if epochs is None else f"{epochs} epochs"
+    steps = counted(plan.steps, "step") if epochs is None else counted(epochs, "epoch")
+    test_crop = with_crop(config.replace(model={"crop": plan.crop})).test_crop
+    tested = "" if test_crop == plan.crop else f", {test_crop} in searches"
     return (
-        f"plan: {config.model.backbone} at {plan.crop} pixels, batches of {work.batch}{chunks}, "
+        f"plan: {config.model.backbone} at {plan.crop} pixels{tested}, batches of "
+        f"{work.batch}{chunks}, "
         f"{steps}, about {duration(plan.seconds)}, up to {plan.peak_bytes / 1e9:.1f} GB of memory"
     )
 

@@ -77,10 +77,10 @@ def load_refinement(folder: Path, given: str | None = None) -> Method | None:
             f"the run was trained by --method {name}, which refines embeddings: code is never "
             f"chosen by a file; repeat it: --method {name}"
         )
-    parts, about = load_folder(folder / "method", KIND)
+    parts, metadata = load_folder(folder / "method", KIND)
     try:
         tensors = safetensors.torch.load_file(parts[_TENSORS])
-        sizes = int(about["classes"]), int(about["images"])
+        sizes = int(metadata["classes"]), int(metadata["images"])
         plain = config.replace(loss=LossConfig(parameters="given"))  # its loss is not asked
         method = build_method(plain, sizes[0], images=sizes[1])
         missing, unknown = method.load_state_dict(tensors, strict=False)

@@ -63,9 +63,9 @@ def report_run(
         shown = callback.progress("images embedded for the report")
         embeddings, labels = embed_dataset(model, dataset, None, shown), dataset.images.known_labels
         with contextlib.suppress(BadData):  # no two images of a class, or one class alone
-            facts = PairStatistics.of(embeddings, labels)
+            statistics = PairStatistics.of(embeddings, labels)
             pairs = PairHistogram.of(embeddings, labels)
-            histograms.append(pair_histogram(title, pairs, facts))
+            histograms.append(pair_histogram(title, pairs, statistics))
         queries = [
             (f"{kind} queries among {title}", tiles)
             for kind, tiles in worst_and_best(dataset, embeddings).items()
@@ -287,7 +287,7 @@ def _sentence(grid: Grid) -> str:
     )
 
 
-def pair_histogram(name: str, histogram: PairHistogram, facts: PairStatistics) -> Markup:
+def pair_histogram(name: str, histogram: PairHistogram, statistics: PairStatistics) -> Markup:
     """The similarities of positive and negative pairs, and Gaussians of the same moments."""
     coarse = histogram.coarser(_BINS)
     kinds = (coarse.positive, coarse.negative)
@@ -296,13 +296,13 @@ def pair_histogram(name: str, histogram: PairHistogram, facts: PairStatistics) -
     edges = [float(edge) for edge in coarse.edges[low:]]
     shares = [(counts[low:] / max(int(counts.sum()), 1)).tolist() for counts in kinds]
     moments: list[tuple[Literal["positive", "negative"], float, float]] = [
-        ("positive", facts.positive_mean, facts.positive_std),
-        ("negative", facts.negative_mean, facts.negative_std),
+        ("positive", statistics.positive_mean, statistics.positive_std),
+        ("negative", statistics.negative_mean, statistics.negative_std),
     ]
     lines = [
         Series(_gauss(edges, mean, std), kind, "dashed") for kind, mean, std in moments if std > 0
     ]
-    means = (facts.positive_mean, facts.negative_mean)
+    means = (statistics.positive_mean, statistics.negative_mean)
     return histogram_chart(name, edges, shares[0], shares[1], means, lines)
 
 
@@ -322,9 +322,9 @@ def _ratios(name: str, one: SetAnalysis) -> Markup:
     positive, negative = (c / max(c.sum(), 1) for c in (coarse.positive, coarse.negative))
     logs = np.log10(positive[enough] / negative[enough])
     counted = list(zip(coarse.centers[enough].tolist(), logs.tolist(), strict=True))
-    facts = one.statistics
-    low = max(facts.negative_mean - 2.0 * facts.negative_std, -1.0)
-    high = min(facts.positive_mean + 2.0 * facts.positive_std, 1.0)
+    statistics = one.statistics
+    low = max(statistics.negative_mean - 2.0 * statistics.negative_std, -1.0)
+    high = min(statistics.positive_mean + 2.0 * statistics.positive_std, 1.0)
     if len(counted) >= _TELLING_BINS:
         low, high = counted[0][0], counted[-1][0]
     exponents: list[tuple[Literal["linear", "quadratic"], Literal["positive", "negative"]]] = [
@@ -334,7 +334,7 @@ def _ratios(name: str, one: SetAnalysis) -> Markup:
     lines = []
     for exponent, color in exponents:
         try:
-            quadratic, slope, constant = facts.ratio(exponent).negative
+            quadratic, slope, constant = statistics.ratio(exponent).negative
         except BadData:
             continue  # the classes are not told apart, or hardly spread: nothing to draw
         points = [
@@ -346,13 +346,18 @@ def _ratios(name: str, one: SetAnalysis) -> Markup:
 
 
 def _pair_cells(one: SetAnalysis) -> list[str]:
-    facts, fits = one.statistics, (one.positive_fit, one.negative_fit)
+    statistics, fits = one.statistics, (one.positive_fit, one.negative_fit)
     numbers = [
-        *(facts.positive_mean, facts.positive_std, facts.negative_mean, facts.negative_std),
+        *(
+            statistics.positive_mean,
+            statistics.positive_std,
+            statistics.negative_mean,
+            statistics.negative_std,
+        ),
         *(fit.distance for fit in fits),
         *(number for fit in fits for number in (fit.log_likelihood, fit.best_log_likelihood)),
     ]
-    counts = (facts.positive_pairs, facts.negative_pairs)
+    counts = (statistics.positive_pairs, statistics.negative_pairs)
     return [*(f"{count:,}" for count in counts), *(f"{number:.3f}" for number in numbers)]
 
 

@@ -17,12 +17,13 @@ from cbml.methods import cluster_count, cluster_labels, spread_labels
 from cbml.models import Embedder
 from cbml.program import command
 from cbml.query_gallery import QueryGallery
-from cbml.runs.build import build_execution, build_model, use_backbone, with_start
+from cbml.runs.build import build_execution, build_model, use_backbone
 from cbml.runs.compare import FREE, check_same_run
 from cbml.runs.config import RunConfig, check_names
 from cbml.runs.evaluate import embed_for_search, embed_split, evaluate_by, note_test_evaluation
 from cbml.runs.folder import hold_run, run_calibration
 from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts, with_chosen_parameters
+from cbml.runs.planning import with_start
 from cbml.runs.refinement import refined, save_refinement
 from cbml.runs.report import report_run
 from cbml.training import (
@@ -54,7 +55,7 @@ DERIVED = frozenset(
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run gave.
+    """The result of `run`.
 
     Args:
         folder: The run's folder.
@@ -63,7 +64,7 @@ class RunResult:
         model: The trained model.
         splits: The images.
         test: Scores on the test classes; None if they were not evaluated.
-        test_start: Those of the model before the training.
+        test_start: Test scores of the model before training.
     """
 
     folder: Path
@@ -113,7 +114,7 @@ def run(
             what does not change it, such as the number of steps.
         test: Evaluate the test classes at the end; the record counts it.
         distributed: The processes that train together; this one alone when None.
-        callback: Hears of every step; None shows progress on standard error.
+        callback: Notified of every step; None shows progress on standard error.
     """
     folder, distributed = Path(folder), distributed or Distributed()
     callback = (callback or ProgressCallback()) if distributed.is_main_process else Callback()
@@ -150,7 +151,7 @@ def trained_model(config: RunConfig, folder: Path, callback: Callback) -> Embedd
     Args:
         config: Every choice.
         folder: The run's folder, where it may have begun.
-        callback: Hears of every step.
+        callback: Notified of every step.
     """
     started = (folder / "run.json").exists()
     if started and read_record(folder).get("finished"):

@@ -98,6 +98,8 @@ class ModelConfig(Section):
         weights: As for `Embedder`.
         crop: Side of the square that the network sees, in pixels; 0 for that of a first run on the
             device, see `FIRST_RUNS`. 227 in the paper.
+        test_crop: The same when the trained network embeds images; None for `crop`, as in the
+            paper, 0 for a larger one where the network was pretrained, see `larger_crop`.
         start: Folder of a run or of a saved model to start from, instead of `weights`; it gives
             backbone, dim, pooling and batch_norm, too.
         precision: "float32", or "bfloat16" for the backbone; "default" for the device's.
@@ -110,6 +112,7 @@ class ModelConfig(Section):
     batch_norm: str = "default"
     weights: str = "default"
     crop: int = 0
+    test_crop: int | None = None
     start: str | None = None
     precision: Literal["default", "float32", "bfloat16"] = "default"
     compile: bool = False

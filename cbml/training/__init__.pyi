@@ -32,6 +32,7 @@ from .records import Run as Run
 from .records import read_metrics as read_metrics
 from .records import read_record as read_record
 from .records import update_record as update_record
+from .settings import MAY_CHANGE as MAY_CHANGE
 from .settings import LoopSettings as LoopSettings
 from .settings import OptimizerSettings as OptimizerSettings
 from .settings import Settings as Settings

@@ -138,7 +138,7 @@ def check_training_set(method: nn.Module, batches: Batches) -> None:
 
     Args:
         method: A loss has no say about the images, only about batches.
-        batches: As they will be drawn.
+        batches: The batches as they will be drawn.
     """
     sampler, images = batches.sampler, batches.images
     assert isinstance(sampler, ClassBalancedSampler)

@@ -9,7 +9,7 @@ from cbml.progress import Progress, reporter, say
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What one update gave.
+    """The loss of one update.
 
     Args:
         step: Number of the step, from 1.

@@ -90,7 +90,7 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Checkpoint | 
 
 
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state of every global generator, as tensors and as plain facts."""
+    """The state of every global generator, as tensors and as plain values."""
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         states = torch.cuda.get_rng_state_all()
@@ -99,23 +99,23 @@ def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors["numpy"] = torch.from_numpy(np.asarray(keys, dtype=np.int64))
     version, words, following = random.getstate()
     tensors["python"] = torch.tensor(words, dtype=torch.int64)
-    facts = {
+    values = {
         "numpy": [str(name), int(position), int(has_gauss), float(gauss)],
         "python": [version, following],
     }
-    return tensors, facts
+    return tensors, values
 
 
-def restore_random_states(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def restore_random_states(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
     """Put every global generator back to what `random_states` gave."""
     torch.set_rng_state(tensors["torch"])
     cuda = [name for name in sorted(tensors) if name.startswith("cuda")]
     if torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([tensors[name] for name in cuda])
-    name, position, has_gauss, gauss = facts["numpy"]
+    name, position, has_gauss, gauss = values["numpy"]
     keys = tensors["numpy"].numpy().astype(np.uint32)
     np.random.set_state((name, keys, position, has_gauss, gauss))
-    version, following = facts["python"]
+    version, following = values["python"]
     random.setstate((version, tuple(tensors["python"].tolist()), following))
 
 
@@ -134,13 +134,13 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path) -> Checkpoint:
-    parts, about = load_folder(folder, KIND)
+    parts, metadata = load_folder(folder, KIND)
     if set(parts) != {"tensors.safetensors", "state.json"}:
         raise DamagedFile(f"{folder}: not the parts of a checkpoint")
     try:
         state = json.loads(read_text(parts["state.json"]))
         tensors = safetensors.torch.load_file(parts["tensors.safetensors"])
-        checkpoint = Checkpoint(int(about["step"]), tensors, dict(state))
+        checkpoint = Checkpoint(int(metadata["step"]), tensors, dict(state))
     except Exception as error:  # the sums are right, so somebody meant it: still no traceback
         raise DamagedFile(f"{folder}: {' '.join(str(error).split())[:160]}") from None
     return checkpoint

@@ -97,7 +97,7 @@ def check_chunks(model: nn.Module) -> None:
     """Refuse chunks where an image's embedding depends on the others of its chunk.
 
     Args:
-        model: In training mode.
+        model: The model, in training mode.
     """
     if has_trained_batch_norm(model):
         raise BadData(

@@ -31,7 +31,7 @@ _LIMITS = (
 
 
 def environment(device: torch.device, processes: int) -> dict[str, Any]:
-    """Plain facts about program and machine, for records.
+    """Versions, hardware and settings of this process, for records.
 
     Args:
         device: What the model is on.
@@ -136,8 +136,8 @@ class StepMemory:
 
     Args:
         fixed: The program, the weights and what goes with them, the pixels of a batch.
-        per_image: For each image of a forward pass, until its gradient is known.
-        embedding: In validation, besides `fixed`.
+        per_image: Bytes of each image of a forward pass, until its gradient is known.
+        embedding: Bytes of validation, besides `fixed`.
         batch: Images of a step in this process.
         divisible: Whether the batch may be embedded in chunks.
     """
@@ -193,7 +193,7 @@ def step_memory(
     totals, largest = [], 0.0
     for count in (2, 3):
         kept = _kept_bytes(model, execution, count, crop, parts)
-        sizes = [size for place, size in kept.items() if place not in own]
+        sizes = [size for address, size in kept.items() if address not in own]
         totals.append(sum(sizes))
         largest = max(sizes, default=0) / count
     weights = sum(_bytes(parameter) for parameter in model.parameters())

@@ -58,7 +58,7 @@ def _numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
 
 @dataclass(frozen=True)
 class Fitted:
-    """What became of a training run.
+    """The result of `fit`.
 
     Args:
         steps: Updates done, those of earlier parts of the run included.
@@ -213,7 +213,7 @@ class Records:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What run.json of a run folder says; a changed byte in it is found.
+    """The content of run.json in a run folder, checked against its checksum.
 
     Args:
         folder: Folder of the run.

@@ -8,6 +8,12 @@ from typing import Any, Literal, get_origin, get_type_hints
 from cbml.errors import BadData, check_choice
 
 MOST = 10**9 - 1  # the names of checkpoints have nine digits, and are put in order by them
+#: Settings that may differ between a run and its continuation: how long it is, what is written how
+#: often, what is done about trouble.
+MAY_CHANGE = (
+    *("steps", "epochs", "patience", "validate_every", "checkpoint_every"),
+    *("keep_checkpoints", "collapse", "non_finite", "skips_allowed"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

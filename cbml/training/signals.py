@@ -61,7 +61,7 @@ def stop_request(*, answers: bool = True) -> Iterator[StopRequest]:
     """A request that Ctrl-C, SIGTERM and a closed terminal fill in inside the block.
 
     Args:
-        answers: Whether this process says at once that it was heard.
+        answers: Whether this process acknowledges the signal at once.
     """
     request = StopRequest(answers=answers)
     if threading.current_thread() is not threading.main_thread():

@@ -22,14 +22,7 @@ from cbml.training.checkpoints import (
 from cbml.training.guards import CollapseWatch
 from cbml.training.method import EpochPlan, Method
 from cbml.training.optimizers import optimizer_tensors, restore_optimizer
-from cbml.training.settings import Settings
-
-# What may differ between a run and its continuation: how long, and what is written how often.
-_MAY_CHANGE = (
-    *("steps", "epochs", "patience", "validate_every", "checkpoint_every"),
-    *("keep_checkpoints", "collapse", "non_finite", "skips_allowed"),
-    "bad_numbers",  # what `non_finite` was called, in checkpoints from before
-)
+from cbml.training.settings import MAY_CHANGE, Settings
 
 
 class TrainingState:
@@ -243,10 +236,11 @@ class TrainingState:
             self.watch.load_state_dict(saved["watch"])
 
     def _refuse_another_run(self, saved: Mapping[str, Any]) -> None:
-        _same(saved["settings"], self.settings.as_dict(), _MAY_CHANGE)
+        free = (*MAY_CHANGE, "bad_numbers")  # what `non_finite` was called in earlier checkpoints
+        _same(saved["settings"], self.settings.as_dict(), free)
         before, now = _flat(saved["config"]), _flat(self.config)
         # Of the loop alone: an option of a loss or a method may have such a name as well.
-        loop = {*_MAY_CHANGE, *(f"training.{name}" for name in _MAY_CHANGE)}
+        loop = {*free, *(f"training.{name}" for name in free)}
         _same(before, now, loop | self.free)
 
     def _restore_batches(self, checkpoint: Checkpoint) -> None:

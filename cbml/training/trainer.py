@@ -35,7 +35,7 @@ from cbml.training.records import Fitted, Records, Run
 from cbml.training.settings import Settings
 from cbml.training.signals import Interrupted, StopRequest, stop_request
 from cbml.training.state import TrainingState
-from cbml.training.updates import UpdateResult, Updates
+from cbml.training.step import StepResult, TrainingStep
 
 Validate = Callable[[Embedder], Mapping[str, float]]
 
@@ -145,7 +145,7 @@ class Trainer:
         self.started = time.monotonic()
         self.metadata = {} if run is None else dict(run.metadata)
         self.records = Records(run, writes=distributed.is_main_process)
-        self.updates = Updates(self.state, execution, distributed, self.records, callback)
+        self.step = TrainingStep(self.state, execution, distributed, self.records, callback)
 
     def train(self) -> Fitted:
         """All updates that are left, and what happens between them."""
@@ -217,7 +217,7 @@ class Trainer:
         if checkpoint is None:
             if (folder / "model" / "manifest.json").exists():
                 raise BadData(
-                    f"{folder}: its checkpoints are gone, and with them the way on from its model; "
+                    f"{folder}: its checkpoints are gone, so its training cannot continue; "
                     f"start another run from it:  --start {folder}"
                 )
             self.callback.on_message(f"{folder}: no checkpoint yet, starting with the first step")
@@ -287,14 +287,14 @@ class Trainer:
         rates = apply_learning_rates(
             state.optimizer, self.learning_rates, factor, step=state.step, rest=state.rest
         )
-        result = self.updates.update(batch)
+        result = self.step.update(batch)
         state.step += 1
         if result is not None:
             state.update_average(self.steps)
             self.method.after_step(self._view(), result.outputs, result.batch)
             self._report(result, rates)
 
-    def _report(self, result: UpdateResult, rates: Mapping[str, float]) -> None:
+    def _report(self, result: StepResult, rates: Mapping[str, float]) -> None:
         step, images = self.state.step, len(result.outputs)
         self.records.add(
             {

@@ -20,7 +20,7 @@ from cbml.data import load
 from cbml.gallery import Gallery
 from cbml.models import Embedder
 from cbml.program import program_name
-from cbml.progress import duration
+from cbml.progress import counted, duration
 from cbml.training import ProgressCallback, StepReport, read_record
 from tests.fixtures import run_program as run
 from tests.training.small import class_folders
@@ -47,6 +47,11 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_times_are_said_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 steps"), (1, "1 step"), (1200, "1,200 steps")])
+def test_one_is_not_many(count: int, text: str) -> None:
+    assert counted(count, "step") == text
 
 
 @pytest.mark.parametrize(
@@ -224,7 +229,10 @@ def test_classes_that_the_start_has_seen_are_not_called_unseen(
     }.items():
         assert run(["train", *words, "--out", str(tmp_path / name)]) == 0
     data = read_record(tmp_path / "next")["data"]
-    assert "have names of classes that" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "have names of classes that" in shown.err
+    assert f"{tmp_path / 'next'}: 1 step\n" in shown.out
+    assert ", 1 step, about " in shown.err
     assert (data["scores_for"], data["shared_classes"] > 0) == ("classes known to the start", True)
     assert "unseen" not in (tmp_path / "next" / "report.html").read_text().partition("Settings")[0]
     same = [str(folder), *small, "--seed", "3", "--start", str(tmp_path / "other seed")]

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,16 @@ def test_splits_beside_other_things_share_their_classes(tmp_path: Path) -> None:
     assert left_out == {"dataset/iconic": 3, "docs": 1}
     assert "left out: dataset/iconic, 3 images, beside the splits" in notes(splits)
     json.dumps(splits.record)
+
+
+def test_the_few_classes_that_are_not_shared_are_named(tmp_path: Path) -> None:
+    save_all(
+        tmp_path, [f"{s}/{c}/{s}{c}{n}.png" for s, n in (("train", 1), ("test", 2)) for c in "ab"]
+    )
+    save_all(tmp_path, ["train/Brown-Cap/1.png", "test/Mushroom/Brown-Cap/2.png"])
+    assert "2 of 3 test classes are also in train, all but Mushroom/Brown-Cap: " in notes(
+        load(tmp_path)
+    )
 
 
 def test_split_classes_keeps_the_classes_apart(tmp_path: Path) -> None:
@@ -391,10 +402,15 @@ def test_check_never_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "empty").mkdir()
     table = tmp_path / "t.csv"
     table.write_text("path,label\nnowhere.png,a\n")
+    (tmp_path / "cut.zip").write_bytes(b"no archive")
+    deep = save_all(tmp_path / "deep", ["/".join("123456789") + "/x.png"])
     for source, problem in [
         (stray, "holds 1 image beside class folders"),
         (tmp_path / "empty", "no images found"),
         (table, "1 of 1 files are missing: row 1"),
+        (tmp_path / "cut.zip", "not an intact archive"),
+        (stray / "x.png", "neither a folder nor an archive"),
+        (deep, "more than 8 folders deep"),
     ]:
         with pytest.raises(SystemExit) as ended:
             main(["data", "check", str(source)])
@@ -403,6 +419,49 @@ def test_check_never_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert problem in shown
         trained = f"next:  {program_name()} train {source} --labels none" in shown
         assert trained == (source == stray), "nothing to train on has no such command"
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_check_names_the_extra_that_a_table_needs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    beside: bool,
+) -> None:
+    save_all(tmp_path / "photos", [f"{c}{n}.png" for c in "ab" for n in range(2)])
+    table = tmp_path / "photos" / "metadata.parquet"
+    table.write_bytes(b"PAR1")
+    source = table.parent if beside else table
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "check", str(source)])
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert f"problem: {source}: the package 'pyarrow' is not installed: run  " in shown
+    assert "cbml[table]" in shown
+    assert f"train      {4 if beside else 0:>9} images" in shown
+    assert "next:  solve the problem above" in shown, "what needs the extra cannot come next"
+
+
+def test_check_says_how_to_get_a_benchmark_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CBML_DATA", raising=False)
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "check", "cub"])
+    assert ended.value.code == 3
+    assert f"fetch it with {program_name()} data get cub" in capsys.readouterr().err
+
+
+def test_a_folder_taken_for_a_table_leads_on_as_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_all(tmp_path, ["x.png", "y.png"])
+    with pytest.raises(SystemExit):
+        main(["data", "check", str(tmp_path), "--as", "table"])
+    assert f"train {tmp_path} --as folder --labels none " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

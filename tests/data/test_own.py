@@ -29,8 +29,8 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     image_dataset(tmp_path, classes=20, each=3)
     splits = datasets.folder(tmp_path)
     assert len(names(splits.test)) == 10
-    assert len(names(splits.validation)) == 2
-    assert len(names(splits.train)) == 8
+    assert len(names(splits.validation)) == 3
+    assert len(names(splits.train)) == 7
     assert not names(splits.train) & names(splits.test)
     assert not names(splits.validation) & (names(splits.train) | names(splits.test))
     assert splits.record["seed"] == 0
@@ -289,8 +289,9 @@ def test_missing_files_can_be_left_out_on_request(tmp_path: Path) -> None:
 def test_holding_out_is_a_partition(sizes: list[int], share: float, seed: int) -> None:
     classes, usable = len(sizes), sum(size > 1 for size in sizes)
     wanted = round(share * classes)
-    if share and wanted < 2:
-        wanted = 2 if classes >= 6 else 0
+    if share:
+        wanted = max(wanted, min(4, classes // 3))
+    wanted = wanted if wanted >= 2 else 0
     wanted = min(wanted, usable) if usable > 1 else 0
     if classes - wanted < 2 <= classes - 2:
         with pytest.raises(BadData, match="fewer than two would be left"):

@@ -59,7 +59,7 @@ def test_the_protocol_is_frozen() -> None:
     written = with_current_names(json.loads(text)["config"])
     # Came later: as if they were not there.
     written["optimizer"]["ema"], written["data"]["known_as"] = 0.0, None
-    written["loss"]["proxy_weight"] = 0.0
+    written["loss"]["proxy_weight"], written["model"]["test_crop"] = 0.0, None
     assert written == config.as_dict(), "every setting is written out"
     assert (config.model.backbone, config.model.crop) == ("efficientnet_lite0", 64)
     assert config.augmentation.min_area == 0.5
@@ -126,8 +126,8 @@ def test_methods_without_labels_have_a_table_of_their_own(root: Path, tmp_path: 
     boards = leaderboard_lines(records, protocol)
     assert list(boards) == [("tiny", "known"), ("tiny", "none")]
     draw_leaderboard(boards["tiny", "none"], "tiny, without labels", tmp_path / "board.png")
-    with Image.open(tmp_path / "board.png") as picture:
-        assert picture.width > 700
+    with Image.open(tmp_path / "board.png") as image:
+        assert image.width > 700
 
 
 def test_another_dataset_takes_the_rates_of_the_first(root: Path, tmp_path: Path) -> None:

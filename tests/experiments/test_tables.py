@@ -10,7 +10,13 @@ from cbml.errors import BadData
 from cbml.experiments import Plan
 from cbml.experiments.figures import FIGURES
 from cbml.experiments.plans import table_rows
-from cbml.experiments.rows import PUBLISHED_ONLY, Row, published_scores, row_config
+from cbml.experiments.rows import (
+    LAPTOP_DATA,
+    PUBLISHED_ONLY,
+    Row,
+    published_scores,
+    row_config,
+)
 from cbml.experiments.sources import row_cost
 from cbml.experiments.tables import TABLES, find_table
 from cbml.models import BACKBONES
@@ -130,6 +136,16 @@ def test_rows_have_the_constants_that_the_authors_chose_for_the_dataset() -> Non
     for row in rows:
         if "method" in row.changes:
             check_options(row_config(row, "full"))
+
+
+@pytest.mark.parametrize("scale", ["full", "laptop"])
+def test_rows_are_not_touched_by_the_default_recipe(scale: str) -> None:
+    for table in TABLES.values():
+        for row in table.rows:
+            if scale == "full" or row.data in LAPTOP_DATA:
+                config = row_config(row, scale)  # type: ignore[arg-type]
+                assert config.model.test_crop is None, "trained and tested at one size"
+                assert (config.optimizer.ema, config.proxy_weight) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("scale", ["full", "laptop"])

@@ -22,7 +22,6 @@ from cbml.files import load_folder
 from cbml.gallery import BuildSettings, Gallery, ImageRef, build, list_images, loading
 from cbml.gallery.images import shown
 from cbml.gallery.storage import KIND
-from cbml.index import stores
 from cbml.index.milvus import MilvusStore
 from cbml.index.vectors import Ids
 from tests.gallery import small
@@ -350,7 +349,7 @@ def test_a_server_that_contradicts_itself_is_not_bad_data(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     pytest.importorskip("milvus_lite", reason="milvus-lite is not installed")
-    monkeypatch.setattr(stores, "MilvusStore", Forgetful)
+    monkeypatch.setattr("cbml.index.index.MilvusStore", Forgetful)
     target, address = tmp_path / "gallery", f"milvus:{tmp_path / 'vectors.db'}"
     settings = BuildSettings(store=address)
     small.built(files, target, settings=settings)

@@ -17,7 +17,7 @@ from cbml.gallery.scores import worst_queries
 from cbml.gallery.service import make_app, make_service
 from tests.gallery import small
 from tests.gallery.asgi import Client
-from tests.gallery.asking import API, image_bytes, message, upload
+from tests.gallery.requests import API, image_bytes, message, upload
 
 
 def test_info(client: Client, lone: Client, gallery: Gallery) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import cbml
 from cbml.gallery.routes import router
 from tests.gallery.asgi import Client
-from tests.gallery.asking import API, image_bytes
+from tests.gallery.requests import API, image_bytes
 
 ROUTES = {
     ("get", "/info"),

@@ -13,7 +13,7 @@ from cbml.gallery.thumbnails import ByteCache
 from tests.data import kinds
 from tests.gallery import hostile
 from tests.gallery.asgi import Client
-from tests.gallery.asking import API, image_bytes, message, upload
+from tests.gallery.requests import API, image_bytes, message, upload
 
 
 @pytest.mark.parametrize("path", hostile.TRAVERSALS)

@@ -30,7 +30,7 @@ from cbml.gallery.middleware import is_loopback
 from cbml.gallery.service import make_app
 from tests.gallery import small
 from tests.gallery.asgi import Client
-from tests.gallery.asking import API, image_bytes, message, upload
+from tests.gallery.requests import API, image_bytes, message, upload
 
 TOKEN = "a token of this test"
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from cbml.methods.projection import Projection
+from cbml.methods.unlabeled import Projection
 from cbml.models import Embedder
 
 Kind = TypeVar("Kind", bound=Projection)

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from cbml.methods import BIER, AdversarialBIER
-from cbml.methods.adversarial_bier import _Reversed, adversarial_loss
-from cbml.methods.bier import LEARNERS
+from cbml.methods.bier import LEARNERS, _Reversed, adversarial_loss
 from cbml.models import Embedder
 from tests.methods.examples import ANGLES, circle, loss_of
 from tests.methods.test_bier import SHARED

@@ -88,7 +88,7 @@ def test_learners_grow_and_are_weighted_by_their_width() -> None:
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(ValueError, match="'simple' or 'gradient'"):
+    with pytest.raises(ValueError, match="one of 'simple', 'gradient'"):
         BIER(boosting="eta")
     with pytest.raises(BadData, match="three learners"):
         BIER().heads(2)

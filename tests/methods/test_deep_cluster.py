@@ -8,7 +8,7 @@ from torch.nn import functional
 from cbml.data import ImageDataset, TrainTransform
 from cbml.methods import DeepCluster
 from cbml.methods.deep_cluster import balanced_draws
-from cbml.methods.whitening import head_outputs
+from cbml.methods.unlabeled import head_outputs
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, Distributed, Settings, TrainingView, build_batches
 from cbml.training.optimizers import build_optimizer

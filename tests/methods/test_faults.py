@@ -65,8 +65,8 @@ def test_what_inference_needs_becomes_an_onnx_file(name: str, tmp_path: Path) ->
     method = CASES[name]()
     model = embedder(method).eval()
     chance = np.random.default_rng(0)
-    pictures = [chance.integers(0, 256, (20, 24, 3), dtype=np.uint8) for _ in range(2)]
-    done = export_onnx(model, tmp_path / "model.onnx", images=pictures)
+    images = [chance.integers(0, 256, (20, 24, 3), dtype=np.uint8) for _ in range(2)]
+    done = export_onnx(model, tmp_path / "model.onnx", images=images)
     assert done.images == 2
     assert done.largest_difference < 1e-5
     graph = onnx.load(done.path).graph

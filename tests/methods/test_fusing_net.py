@@ -21,7 +21,7 @@ PLAIN = Preprocessing(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25))
 CAFFE = Preprocessing(mean=(104.0, 117.0, 128.0), std=(1.0, 1.0, 1.0), scale=1.0, order="BGR")
 
 
-def pictures(count: int = 3, side: int = 6) -> Tensor:
+def random_images(count: int = 3, side: int = 6) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
 
@@ -36,7 +36,7 @@ def test_worked_example_of_the_roots() -> None:
 
 @pytest.mark.parametrize("preprocessing", [PLAIN, CAFFE])
 def test_plain_loops_give_the_same(preprocessing: Preprocessing) -> None:
-    images = pictures()
+    images = random_images()
     found = color_histogram(preprocessing.normalize(images), preprocessing, BINS)
     for image, row in zip(images, found, strict=True):
         counts = torch.zeros(256)
@@ -55,13 +55,13 @@ def test_every_color_of_a_coarse_cube_has_the_right_bin() -> None:
 
 
 def test_mirrors_and_the_order_of_pixels_do_not_matter_and_gray_has_no_hue() -> None:
-    images = PLAIN.normalize(pictures())
+    images = PLAIN.normalize(random_images())
     found = color_histogram(images, PLAIN)
     torch.testing.assert_close(color_histogram(images.flip(3), PLAIN), found)
     order = torch.randperm(36, generator=torch.Generator().manual_seed(0))
     mixed = images.flatten(2)[:, :, order].view_as(images)
     torch.testing.assert_close(color_histogram(mixed, PLAIN), found)
-    gray = PLAIN.normalize(pictures(side=6)[:, :1].expand(3, 3, 6, 6))
+    gray = PLAIN.normalize(random_images(side=6)[:, :1].expand(3, 3, 6, 6))
     assert color_histogram(gray, PLAIN).nonzero()[:, 1].max() < 4, "hue 0, saturation 0"
 
 
@@ -82,7 +82,7 @@ def model_of(method: FusingNet) -> Embedder:
 
 def test_without_a_color_layer_it_is_the_plain_network() -> None:
     model = model_of(FusingNet(width=16))
-    images = model.preprocessing.normalize(pictures(side=32))
+    images = model.preprocessing.normalize(random_images(side=32))
     with torch.no_grad():
         parts = model.forward_outputs(images).parts
         assert float((parts["fused"] - parts["network"]).abs().max()) > 1e-3
@@ -112,7 +112,7 @@ def test_a_saved_model_embeds_the_same(tmp_path: Path) -> None:
     model.save(tmp_path)
     loaded = Embedder.load(tmp_path)
     assert loaded.head_kind == ColorFusion(width=16)
-    images = model.preprocessing.normalize(pictures(side=32))
+    images = model.preprocessing.normalize(random_images(side=32))
     torch.testing.assert_close(loaded(images), model(images))
 
 

@@ -81,7 +81,7 @@ def test_heads_share_the_width_and_carry_the_weights() -> None:
     [
         ({"hard_shares": (1.0, 0.5)}, "one number for each of three levels"),
         ({"hard_shares": (1.0, 0.5, 0.0)}, "hard_shares"),
-        ({"cascade": "deep"}, "'independent' or 'nested'"),
+        ({"cascade": "deep"}, "one of 'independent', 'nested'"),
         ({"margin": 0.0}, "margin"),
     ],
 )

@@ -11,7 +11,7 @@ from torch.nn import functional
 from cbml.data import ImageDataset, TrainTransform
 from cbml.losses import build_loss
 from cbml.methods import InstanceSpreading
-from cbml.methods.whitening import image_features
+from cbml.methods.unlabeled import image_features
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, Distributed, StepLoss, TrainingView, build_batches
 from tests.oracles.unlabeled import instance_spreading

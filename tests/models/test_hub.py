@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 import pytest
 import safetensors.torch
 import timm
 from PIL import Image
 
 import cbml
+from cbml.training import update_record
 
 COMMIT = "c" * 40
 
@@ -104,7 +106,7 @@ def hub() -> Iterator[tuple[type[Hub], str]]:
     thread.join()
 
 
-def run(program: str, address: str, home: Path) -> "subprocess.CompletedProcess[str]":
+def run(program: str, address: str, home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     environment = {
         **os.environ,
         "HF_ENDPOINT": address,
@@ -114,7 +116,7 @@ def run(program: str, address: str, home: Path) -> "subprocess.CompletedProcess[
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *words],
         env=environment,
         cwd=Path(cbml.__file__).parent.parent,
         capture_output=True,
@@ -167,6 +169,47 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: tuple[type[Hub], str], tmp_
     assert damaged.startswith("DamagedFile ")
     assert unknown.startswith("ConnectionError some/thing: cannot be fetched on the hub")
     assert wrong.startswith("BadData a b/c/d: cannot be fetched on the hub")
+
+
+PUSH_RUN = """
+import sys
+import cbml
+print(cbml.push_to_hub(sys.argv[1], "somebody/birds"))
+"""
+
+
+def test_the_card_of_a_run_has_its_scores(hub: tuple[type[Hub], str], tmp_path: Path) -> None:
+    handler, address = hub
+    folder = tmp_path / "runs" / "birds"
+    cbml.Embedder("conv4", dim=4).save(folder / "model")
+    counts = {"train": {"images": 1200, "classes": 30}, "validation": {"images": 90, "classes": 9}}
+    counts["test"] = {"images": 80, "classes": 20}
+    record = {
+        "data": {"dataset": "folder", "root": "/home/somebody/photos", "counts": counts},
+        "best_step": 50,
+        "test_evaluations": 1,
+        "test_start": {"recall@1": 0.25},
+        "test": {"recall@1": 0.5},
+        "test_reliability": {"ece": 0.0625},
+    }
+    update_record(folder, record)
+    lines = [{"step": step, "validation": {"recall@1": step / 80}} for step in (0, 50)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    random = np.random.default_rng(0)
+    centers, noise = random.normal(size=(10, 4)), random.normal(size=(40, 4))
+    vectors = (centers[np.arange(40) // 4] + 0.3 * noise).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    found = cbml.QueryGallery.of(vectors, np.arange(40) // 4)
+    cbml.MatchProbability.fit(found).save(folder / "calibration.json")
+    pushed = run(PUSH_RUN, address, tmp_path / "home", str(folder))
+    assert pushed.returncode == 0, pushed.stderr
+    card = handler.files["README.md"].decode()
+    assert "Trained on photos, 1,200 images of 30 classes." in card
+    assert "somebody/photos" not in card, "where the images lay is nobody's business"
+    assert "|  | held-out, before | held-out, after | test, before | test, after |" in card
+    assert "| Recall@1 | 0.0 | 62.5 | 25.0 | 50.0 |" in card
+    assert "on halves of the held-out classes, each fitted to the other, and 0.062 on the" in card
+    assert "| backbone | conv4 |" in card
 
 
 TIMM = """

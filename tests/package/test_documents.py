@@ -46,6 +46,15 @@ def test_local_links_lead_somewhere(path: Path) -> None:
             assert (path.parent / target).exists(), f"{identify(path)} links to missing {target}"
 
 
+@pytest.mark.parametrize("name", ["docs/tour.md", "CONTRIBUTING.md"])
+def test_files_that_developers_are_sent_to_exist(name: str) -> None:
+    named = re.findall(r"`(\w+/[\w/]*(?:\.py)?)`", (ROOT / name).read_text())
+    assert named
+    for path in named:
+        places = (ROOT / path, ROOT / "cbml" / path)
+        assert any(place.exists() for place in places), f"{name} names missing {path}"
+
+
 def test_there_are_documents_to_check() -> None:
     names = {identify(path) for path in DOCUMENTS}
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/tour.md"} <= names

@@ -8,10 +8,27 @@ import torch
 
 from cbml.errors import BadData
 from cbml.models import Embedder, Execution
-from cbml.runs import RunConfig, planning, recorded_config, resumed_config, run
-from cbml.runs.config import FIRST_RUNS
-from cbml.runs.planning import CROPS, ImageTime, Planner, Workload
-from cbml.training import Callback, Interrupted, StepReport, memory_budget, read_record
+from cbml.runs import (
+    RunConfig,
+    evaluate_run,
+    load_splits,
+    planning,
+    recorded_config,
+    resumed_config,
+    run,
+    score_split,
+)
+from cbml.runs.build import build_batches
+from cbml.runs.defaults import FIRST_RUNS, larger_crop
+from cbml.runs.planning import CROPS, ImageTime, Planner, Workload, with_crop
+from cbml.training import (
+    Callback,
+    Distributed,
+    Interrupted,
+    StepReport,
+    memory_budget,
+    read_record,
+)
 from tests.training.small import class_folders
 
 
@@ -49,7 +66,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_steps_are_the_most_that_fit() -> None:
     work = Workload(images=100, batch=10, held_out=20, once=50, validate_every=3)
-    cost = ImageTime(training=0.5, embedding=0.1)
+    cost = ImageTime(training=0.5, forward=0.2, embedding=0.1)
     for seconds in (1.0, 40.0, 63.7, 200.0, 1999.0):
         for chunked in (False, True):
             steps = work.steps(cost, seconds, chunked=chunked)
@@ -57,7 +74,7 @@ def test_the_steps_are_the_most_that_fit() -> None:
             assert work.seconds(cost, steps + 1, chunked=chunked) > seconds
     # 50 images once, validations at 0, 3, 6 and 7, 7 steps of 10 images
     assert work.seconds(cost, 7, chunked=False) == pytest.approx(0.1 * (50 + 80) + 7 * 5)
-    assert work.seconds(cost, 7, chunked=True) == pytest.approx(0.1 * (50 + 80) + 7 * 6)
+    assert work.seconds(cost, 7, chunked=True) == pytest.approx(0.1 * (50 + 80) + 7 * 7)
 
 
 def planner(config: RunConfig, per_pixel: float) -> Planner:
@@ -66,7 +83,7 @@ def planner(config: RunConfig, per_pixel: float) -> Planner:
     work = Workload(images=100, batch=6, held_out=10, once=10, validate_every=50)
     made = Planner(config, model, torch.nn.Identity(), Execution(), work)
     made._image_time = lambda crop, count: ImageTime(  # type: ignore[method-assign]
-        3 * per_pixel * crop**2, per_pixel * crop**2
+        3 * per_pixel * crop**2, per_pixel * crop**2, per_pixel * crop**2
     )
     return made
 
@@ -92,7 +109,7 @@ def test_the_plan_is_said_recorded_and_kept(
     heard = Heard()
     monkeypatch.setattr(planning, "CROPS", (12, 16))
     monkeypatch.setattr(planning, "_FEWEST_STEPS", 1)
-    monkeypatch.setattr(Planner, "_image_time", lambda *_: ImageTime(0.01, 0.0))
+    monkeypatch.setattr(Planner, "_image_time", lambda *_: ImageTime(0.01, 0.0, 0.0))
     open_config = small(source, steps=None, minutes=0.02).replace(model={"crop": 0})
     begun = Heard(stop_at=2)
     with pytest.raises(Interrupted):
@@ -103,7 +120,7 @@ def test_the_plan_is_said_recorded_and_kept(
     assert chosen.training.minutes is None
     assert chosen.training.steps is not None
     assert chosen.training.chunk_size == 0
-    assert chosen.training.choose_by == "map@r", "two held-out classes tell little"
+    assert chosen.training.choose_by == "map@r", "few held-out classes tell little"
     plan = read_record(tmp_path / "run")["plan"]
     assert (plan["steps"], plan["crop"]) == (chosen.training.steps, 16)
     assert plan["minutes_asked"] == 0.02
@@ -122,7 +139,7 @@ def test_too_few_minutes_are_said_to_be_so(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "CROPS", (12,))
-    monkeypatch.setattr(Planner, "_image_time", lambda *_: ImageTime(0.01, 0.0))
+    monkeypatch.setattr(Planner, "_image_time", lambda *_: ImageTime(0.01, 0.0, 0.0))
     config = small(source, steps=None, minutes=0.02).replace(model={"crop": 0})
     heard = Heard()
     found = run(config, tmp_path / "run", callback=heard)
@@ -202,3 +219,41 @@ def test_a_run_starts_from_an_earlier_one(source: Path, tmp_path: Path) -> None:
     record = read_record(tmp_path / "b")
     assert record["test_start"] == second.test_start
     assert record["model"]["provenance"].startswith(f"start: {tmp_path / 'a'}")
+
+
+def test_pretrained_networks_are_searched_with_at_a_larger_size_than_trained() -> None:
+    config = with_crop(RunConfig("x", model={"backbone": "resnet18", "crop": 96}))
+    assert (config.model.crop, config.test_crop) == (96, 128)
+    assert [larger_crop(crop) for crop in (64, 96, 128, 160, 192, 227)] == [
+        *(96, 128, 160, 224, 224, 227),
+    ]
+    assert with_crop(RunConfig("emoji")).test_crop == 96, "larger ones show little more"
+    assert with_crop(RunConfig("x", method="hdc")).test_crop == 128, "methods have one size"
+    assert with_crop(RunConfig({"source": "x", "labels": "none"})).test_crop == 128
+    scratch = RunConfig("x", model={"backbone": "resnet18", "crop": 96, "weights": "none"})
+    assert with_crop(scratch).test_crop == 96, "only pretraining has seen larger images"
+    own = RunConfig("x", model={"backbone": "resnet18", "crop": 96, "test_crop": 100})
+    assert with_crop(own).test_crop == 100
+    with pytest.raises(BadData, match="test_crop must be at least 1, got -1"):
+        RunConfig("x", model={"test_crop": -1})
+
+
+def test_a_run_trains_small_and_searches_large(source: Path, tmp_path: Path) -> None:
+    heard, config = Heard(), small(source, steps=2).replace(model={"test_crop": 24})
+    done = run(config, tmp_path / "run", test=True, callback=heard)
+    assert any("at 16 pixels, 24 in searches" in line for line in heard.lines)
+    assert done.model.preprocessing.crop == 24
+    assert recorded_config(tmp_path / "run").model.crop == 16
+    batches = build_batches(config, load_splits(config).train, Distributed())
+    assert batches.batch(0, 0).pixels.shape[2:] == (16, 16)
+    scores = evaluate_run(tmp_path / "run", split="test").scores.metrics
+    assert scores["map@r"] == pytest.approx(done.test["map@r"])
+    at_16 = done.model
+    at_16.preprocessing = at_16.preprocessing.with_crop(16)
+    other = score_split(at_16.eval(), load_splits(config), "test").metrics
+    assert other["map@r"] != pytest.approx(done.test["map@r"]), "it is scored at the larger size"
+    longer = config.replace(training={"steps": 3})
+    assert run(longer, tmp_path / "run", resume=True, callback=Callback()).fitted.steps == 3
+    again = config.replace(model={"start": str(tmp_path / "run"), "crop": 0, "test_crop": 0})
+    second = run(again, tmp_path / "second", callback=Callback())
+    assert (second.config.model.crop, second.config.test_crop) == (16, 24), "as the start"

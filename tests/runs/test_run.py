@@ -101,6 +101,7 @@ CHANGES = [
         "batch_norm=frozen",
         "weights=none",
         "crop=32",
+        "test_crop=64",
         "precision=bfloat16",
     ),
     *(

@@ -67,13 +67,13 @@ class Loss(nn.Module):
         return self.change(self.inner(embeddings, labels), embeddings)
 
 
-Scene = tuple[Clock, Embedder, Loss, Batches]
-Inject = Callable[[Scene], None]
+Setup = tuple[Clock, Embedder, Loss, Batches]
+Inject = Callable[[Setup], None]
 
 
 def pixels(value: float, rows: slice) -> Inject:
-    def inject(scene: Scene) -> None:
-        clock, _, _, source = scene
+    def inject(setup: Setup) -> None:
+        clock, _, _, source = setup
         source.batch = Images(source, clock, value, rows)  # type: ignore[method-assign]
 
     return inject
@@ -82,8 +82,8 @@ def pixels(value: float, rows: slice) -> Inject:
 def weight(name: str, value: float) -> Inject:
     """Into a tensor of the model just before a forward pass, as a broken memory would."""
 
-    def inject(scene: Scene) -> None:
-        clock, model, _, _ = scene
+    def inject(setup: Setup) -> None:
+        clock, model, _, _ = setup
 
         def strike(module: nn.Module, inputs: Any) -> None:
             if clock.bad:
@@ -95,8 +95,8 @@ def weight(name: str, value: float) -> Inject:
 
 
 def gradient(name: str, value: float) -> Inject:
-    def inject(scene: Scene) -> None:
-        clock, model, loss, _ = scene
+    def inject(setup: Setup) -> None:
+        clock, model, loss, _ = setup
         parameters = dict(model.named_parameters()) | dict(loss.named_parameters("loss"))
 
         def strike(grad: Tensor) -> Tensor:
@@ -108,16 +108,16 @@ def gradient(name: str, value: float) -> Inject:
 
 
 def loss_value(change: Callable[[Tensor, Tensor], Tensor]) -> Inject:
-    def inject(scene: Scene) -> None:
-        clock, _, loss, _ = scene
+    def inject(setup: Setup) -> None:
+        clock, _, loss, _ = setup
         loss.change = lambda value, rows: change(value, rows) if clock.bad else value
 
     return inject
 
 
 def proxy(value: float) -> Inject:
-    def inject(scene: Scene) -> None:
-        clock, model, loss, _ = scene
+    def inject(setup: Setup) -> None:
+        clock, model, loss, _ = setup
 
         def strike(module: nn.Module, inputs: Any) -> None:
             if clock.bad:
@@ -129,8 +129,8 @@ def proxy(value: float) -> Inject:
 
 
 def embeddings(value: float, rows: slice) -> Inject:
-    def inject(scene: Scene) -> None:
-        clock, model, _, _ = scene
+    def inject(setup: Setup) -> None:
+        clock, model, _, _ = setup
 
         def strike(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
             if clock.bad:
@@ -147,8 +147,8 @@ HOOKS: list[Any] = []
 
 
 def optimizer_state(name: str, value: float) -> Inject:
-    def inject(scene: Scene) -> None:
-        clock, model, _, _ = scene
+    def inject(setup: Setup) -> None:
+        clock, model, _, _ = setup
 
         def strike(optimizer: torch.optim.Optimizer, *rest: Any) -> None:
             if clock.bad:
@@ -160,9 +160,9 @@ def optimizer_state(name: str, value: float) -> Inject:
 
 
 def learning_rate(value: float) -> Inject:
-    def inject(scene: Scene) -> None:
+    def inject(setup: Setup) -> None:
         def strike(optimizer: torch.optim.Optimizer, *rest: Any) -> None:
-            if scene[0].bad:
+            if setup[0].bad:
                 optimizer.param_groups[1]["lr"] = value
 
         HOOKS.append(register_optimizer_step_pre_hook(strike))
@@ -225,14 +225,14 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> ImageDataset:
 def trained(
     images: ImageDataset, folder: Path, inject: Inject | None, clock: Clock, **changes: Any
 ) -> dict[str, Tensor]:
-    scene = clock, embedder(), Loss(), batches(images)
+    setup = clock, embedder(), Loss(), batches(images)
     if inject is not None:
-        inject(scene)
+        inject(setup)
     resume = (folder / "run.json").exists()
     fit(
-        scene[1],
-        scene[2],
-        scene[3],
+        setup[1],
+        setup[2],
+        setup[3],
         settings=Settings(steps=STEPS, checkpoint_every=1, keep_checkpoints=STEPS, **changes),
         run=Run(folder, resume=resume),
         callback=clock,

@@ -42,7 +42,7 @@ function cell(value) {
 }
 
 function data(shown) {
-  return JSON.stringify({ title: shown.title, address: shown.address, facts: shown.facts, images: rows(shown) }, null, 2);
+  return JSON.stringify({ title: shown.title, address: shown.address, metadata: shown.facts, images: rows(shown) }, null, 2);
 }
 
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };

@@ -170,7 +170,7 @@ class ProxyLoss(BaselineLoss):
     Args:
         num_classes: C, number of training classes; labels are 0 ... C - 1.
         embedding_size: D, width of the embeddings.
-        learning_rate_factor: For the learned vectors.
+        learning_rate_factor: Factor on the learning rate of the learned vectors.
         seed: Random seed of the first vectors.
     """
 

@@ -37,8 +37,8 @@ class Margin(BaselineLoss):
         beta_weight: ν. 0, as Roth et al. 2020 have it.
         near: Smallest distance of the sampling weights. 0.5, from the authors' program.
         far: Distance beyond which negatives are not drawn. 1.4, from the authors' program.
-        learning_rate_factor: For β. 50, from Roth et al. 2020, who use Adam for β as well; the
-            authors' 0.1 is a rate of its own for SGD.
+        learning_rate_factor: Factor on the learning rate of β. 50, from Roth et al. 2020, who use
+            Adam for β as well; the authors' 0.1 is a rate of its own for SGD.
         seed: Random seed of the draws.
     """
 
@@ -151,7 +151,7 @@ class RankMI(BaselineLoss):
         hidden: Width of V's two hidden layers. 128, our choice.
         limit: V stays within ± this, because the bound has no maximum once the distances separate.
             10, our choice.
-        learning_rate_factor: For V. 10, our choice.
+        learning_rate_factor: Factor on the learning rate of V. 10, our choice.
         seed: Random seed of V's first numbers and of the draws.
     """
 

@@ -189,7 +189,7 @@ def masked_pair_value(
     losses over masks do not count a pair twice, so that listing each pair twice gives their value.
 
     Args:
-        loss: a loss of pytorch-metric-learning that works on masks of pairs.
+        loss: A loss of pytorch-metric-learning that works on masks of pairs.
         indices: Pairs or triplets, or None for all pairs.
     """
     if indices is None:

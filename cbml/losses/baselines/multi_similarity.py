@@ -11,14 +11,7 @@ from cbml.losses.options import check_count, check_number
 
 
 class MatrixMultiSimilarity(BaselineLoss):
-    """The two terms of `MultiSimilarity` from any matrices of similarities.
-
-    Args:
-        positive_scale: α.
-        negative_scale: β.
-        base: λ.
-        mining_margin: ε.
-    """
+    """The two terms of `MultiSimilarity` from any matrices of similarities."""
 
     _takes_indices = False
     _takes_references = False
@@ -152,9 +145,9 @@ def directions(similarity: Tensor, partner: Tensor) -> Tensor:
 def partners(labels: Tensor) -> Tensor:
     """For each image the one it is paired with by the order of its class; itself where odd. (B,)"""
     same = labels[:, None] == labels[None, :]
-    place = same.tril(-1).sum(dim=1)  # how many of its class come before
+    earlier = same.tril(-1).sum(dim=1)  # how many of its class come before
     # The first with the second, the third with the fourth.
-    paired = same & (place[:, None] ^ 1 == place[None, :])
+    paired = same & (earlier[:, None] ^ 1 == earlier[None, :])
     alone = ~paired.any(dim=1)
     return (paired | alone.diag()).int().argmax(dim=1)
 

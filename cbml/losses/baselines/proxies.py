@@ -27,7 +27,7 @@ class ProxyNCA(ProxyLoss):
         embedding_size: D, width of the embeddings.
         scale: σ. 3, from Roth et al. 2020; the paper leaves it open. At 1 the exponents span 4 and
             the softmax over many proxies is nearly flat.
-        learning_rate_factor: For the proxies. 50, from Roth et al. 2020.
+        learning_rate_factor: Factor on the learning rate of the proxies. 50, from Roth et al. 2020.
         seed: Random seed of the first proxies.
     """
 
@@ -66,10 +66,10 @@ class ProxyNCAPlusPlus(ProxyLoss):
         num_classes: C, number of training classes; labels are 0 ... C - 1.
         embedding_size: D, width of the embeddings.
         temperature: T. 1/9, from the paper.
-        learning_rate_factor: For the proxies. 100, as for `ProxyAnchor`. The authors' program
-            gives 4e2 to the proxies and 4e-3 to the network, a factor of 1e5, but with ε = 1 in
-            Adam, where a step is the rate times the gradient. With the usual ε each step is as
-            long as the rate, and 1e5 would throw the proxies about.
+        learning_rate_factor: Factor on the learning rate of the proxies. 100, as for `ProxyAnchor`.
+            The authors' program gives 4e2 to the proxies and 4e-3 to the network, a factor of 1e5,
+            but with ε = 1 in Adam, where a step is the rate times the gradient. With the usual ε
+            each step is as long as the rate, and 1e5 would throw the proxies about.
         seed: Random seed of the first proxies.
     """
 
@@ -105,7 +105,8 @@ class ProxyAnchor(ProxyLoss):
         embedding_size: D, width of the embeddings.
         margin: δ. 0.1, from the paper.
         scale: α. 32, from the paper.
-        learning_rate_factor: For the proxies. 100, from the authors' program.
+        learning_rate_factor: Factor on the learning rate of the proxies. 100, from the authors'
+            program.
         seed: Random seed of the first proxies.
     """
 
@@ -180,7 +181,8 @@ class ProxyAnchorMemVir(ProxyLoss):
         batch_rows: The largest batch that can be remembered. 128, the authors' batch.
         margin: δ of `ProxyAnchor`. 0.1, from its paper.
         scale: α of `ProxyAnchor`. 32, from its paper.
-        learning_rate_factor: For the proxies. 100, as `ProxyAnchor` and the authors' program.
+        learning_rate_factor: Factor on the learning rate of the proxies. 100, as `ProxyAnchor` and
+            the authors' program.
         seed: Random seed of the first proxies.
     """
 

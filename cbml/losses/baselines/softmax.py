@@ -28,7 +28,8 @@ class NormalizedSoftmax(ProxyLoss):
         num_classes: C, number of training classes; labels are 0 ... C - 1.
         embedding_size: D, width of the embeddings.
         temperature: σ. 0.05, from the paper.
-        learning_rate_factor: For the class vectors. 1, from the authors' program.
+        learning_rate_factor: Factor on the learning rate of the class vectors. 1, from the authors'
+            program.
         seed: Random seed of the first class vectors.
     """
 
@@ -76,7 +77,8 @@ class ArcFace(ProxyLoss):
         embedding_size: D, width of the embeddings.
         margin: m in degrees. 28.648, the paper's 0.5 radians.
         scale: σ. 64, from the paper.
-        learning_rate_factor: For the class vectors. 1: the paper has one rate for all.
+        learning_rate_factor: Factor on the learning rate of the class vectors. 1: the paper has one
+            rate for all.
         seed: Random seed of the first class vectors.
     """
 
@@ -127,7 +129,8 @@ class SoftTriple(ProxyLoss):
         temperature: γ. 0.1, from the paper.
         margin: δ. 0.01, from the paper.
         center_weight: τ. 0.2, from the paper.
-        learning_rate_factor: For the centers. 100, from the authors' 0.01 against 0.0001.
+        learning_rate_factor: Factor on the learning rate of the centers. 100, from the authors'
+            0.01 against 0.0001.
         seed: Random seed of the first centers.
     """
 

@@ -26,8 +26,8 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class UpdateResult:
-    """What an update gave: loss and terms, the norm of the gradient before it was shortened."""
+class StepResult:
+    """The result of an update: loss and terms, the norm of the gradient before it was shortened."""
 
     loss: float
     terms: dict[str, float]
@@ -47,8 +47,8 @@ class UpdateResult:
         }
 
 
-class Updates:
-    """Changes the weights of a model and of its method, batch by batch."""
+class TrainingStep:
+    """The step of a `Trainer`: one batch, one update of the model and of its method."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Updates:
         self.parameters = [p for p in state.model.parameters() if p.requires_grad]
         self.method_parameters = [p for p in state.method.parameters() if p.requires_grad]
 
-    def update(self, batch: Batch) -> UpdateResult | None:
+    def update(self, batch: Batch) -> StepResult | None:
         """Apply the gradient of this process's share of a batch; None where it was skipped."""
         info = self._info(batch)
         found = self._gradient(batch, info)
@@ -75,7 +75,7 @@ class Updates:
         result, norm = found
         similarities = self.state.watch.last
         assert similarities is not None
-        return UpdateResult(result.loss, result.terms, result.outputs, info, norm, similarities)
+        return StepResult(result.loss, result.terms, result.outputs, info, norm, similarities)
 
     def _info(self, batch: Batch) -> BatchInfo:
         """Labels and indices of the global batch."""
@@ -86,24 +86,22 @@ class Updates:
 
     def _gradient(self, batch: Batch, info: BatchInfo) -> tuple[BatchResult, float] | None:
         """Gradients of a batch and their norm; None where the update is to be skipped."""
-        state = self.state
+        model, method = self.state.model, self.state.method
         images = batch.pixels.to(info.labels.device, non_blocking=True)
         if images.dtype == torch.uint8:
-            images = self.state.model.preprocessing.normalize(images)
-        buffers = [*self.state.model.buffers(), *self.state.method.buffers()]
+            images = model.preprocessing.normalize(images)
+        buffers = [*model.buffers(), *method.buffers()]
         before = [buffer.clone() for buffer in buffers]
         try:
             result = accumulate_gradients(
-                lambda chunk: self.execution.run_outputs(
-                    self.state.model, chunk, self.state.method.parts
-                ),
-                lambda outputs: self.state.method(outputs, info),
+                lambda chunk: self.execution.run_outputs(model, chunk, method.parts),
+                lambda outputs: method(outputs, info),
                 images,
                 parameters=self.parameters,
                 loss_parameters=self.method_parameters,
                 distributed=self.distributed,
                 chunk_size=self.state.settings.chunk_size,
-                teacher=self.state.method.teach,
+                teacher=method.teach,
                 check=lambda outputs: self._check(outputs, info),
             )
             norm = self._checked_norm(result, info)
@@ -113,11 +111,11 @@ class Updates:
                 buffer.copy_(value)
             self._skip_or_stop(error)
             return None
-        state.skipped_in_a_row = 0
+        self.state.skipped_in_a_row = 0
         self._watch_for_collapse(result, info)
-        if self.distributed.size > 1 and self.state.model.batch_norm == "trained":
+        if self.distributed.size > 1 and model.batch_norm == "trained":
             # As DistributedDataParallel does: those of the main process.
-            self.distributed.broadcast([*self.state.model.buffers()])
+            self.distributed.broadcast([*model.buffers()])
         return result, norm
 
     def _check(self, outputs: Outputs, info: BatchInfo) -> None:

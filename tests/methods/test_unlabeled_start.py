@@ -8,7 +8,7 @@ import torch
 from sklearn.decomposition import PCA
 
 from cbml.data import ImageDataset, PackedDataset
-from cbml.methods.whitening import image_features, start_head, whitened
+from cbml.methods.unlabeled import image_features, start_head, whitened
 from cbml.training import embed_dataset
 from tests.training.small import CROP, embedder
 
