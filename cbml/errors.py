@@ -2,8 +2,10 @@
 
 import difflib
 import signal
+import sys
 from collections.abc import Iterable
-from typing import Any, TypeVar, get_args
+from types import FrameType
+from typing import Any, NoReturn, TypeVar, get_args
 
 from cbml.program import installation
 
@@ -14,10 +16,13 @@ __all__ = [
     "MissingExtra",
     "check_choice",
     "nearest",
+    "stop",
     "stop_signals",
+    "stopped_by",
 ]
 
 Word = TypeVar("Word", bound=str)
+_received: list[int] = []
 
 
 class BadData(ValueError):
@@ -51,6 +56,29 @@ def stop_signals() -> list[signal.Signals]:
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
         asked.append(hangup)
     return asked
+
+
+def stop(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave by an exception, so that half-written files are cleaned away: a handler of signals.
+
+    Args:
+        number: The signal.
+        frame: Where it interrupted the program.
+    """
+    del frame
+    _received.append(number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
+
+
+def stopped_by() -> int:
+    """The first signal that `stop` has answered, 0 as long as there is none.
+
+    Compiled code may swallow the exception and raise an error of its own: what fails after a signal
+    failed because of it.
+    """
+    return _received[0] if _received else 0
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import cbml
-from cbml.errors import BadData, DamagedFile, stop_signals
+from cbml.errors import BadData, DamagedFile, stop, stop_signals, stopped_by
 from cbml.program import command
 from cbml.progress import say
 
@@ -63,14 +63,15 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     _prepare_streams()
     for number in stop_signals():
-        if number != signal.SIGINT:
-            # Leave by an exception, so that half-written files are cleaned away.
-            signal.signal(number, lambda number, frame: sys.exit(128 + number))
+        if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGINT:
+            signal.signal(number, stop)  # a shell lets its background jobs ignore Ctrl-C
     # One line, as for errors: where in the code a warning comes from tells a user nothing.
     warnings.formatwarning = lambda message, *_: f"cbml: warning: {message}\n"
     try:
         _program()([word for word in words if word != "--debug"])
     except Exception as error:
+        if received := stopped_by():
+            sys.exit(128 + received)
         if debug:
             traceback.print_exc()
         else:

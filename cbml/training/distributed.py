@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cbml.errors import BadData, stop_signals
+from cbml.errors import BadData, stop_signals, stopped_by
 from cbml.files import write_json
 from cbml.progress import say
 from cbml.regular import read_text
@@ -230,7 +230,9 @@ def last_word(exit_code: Callable[[Exception], int]) -> Iterator[None]:
         yield
     except (ValueError, ImportError) as error:  # what users can mend; a lost process is neither
         path = os.environ.get(_LAST_WORD)
-        if path is not None and not isinstance(error, MainProcessFailed):
+        follows = isinstance(error, MainProcessFailed) or bool(stopped_by())
+        # The first word counts: what fails while all are being ended is no reason of its own.
+        if path is not None and not follows and not os.path.lexists(path):
             debug = "--debug" in sys.argv
             text = traceback.format_exc() if debug else f"cbml: {' '.join(str(error).split())}"
             write_json(Path(path), {"code": exit_code(error), "text": text})

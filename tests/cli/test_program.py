@@ -143,3 +143,20 @@ def test_an_interrupted_verb_says_so_by_its_exit_code(number: int, code: int) ->
         _, errors = child.communicate(timeout=20)
     assert child.returncode == code
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_what_fails_after_a_signal_failed_because_of_it(number: int, code: int) -> None:
+    # As compiled code does that calls Python and replaces whatever exception comes out of it.
+    body = f"""
+    import os
+    try:
+        os.kill(os.getpid(), {int(number)})
+    except BaseException:
+        raise errors.DamagedFile("model: no shape") from None
+"""
+    result = run(body)
+    assert result.returncode == code
+    assert "no shape" not in result.stderr

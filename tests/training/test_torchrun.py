@@ -1,6 +1,7 @@
 """Real processes under torchrun: one is killed, and the run resumes or ends in order."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.launcher.api import LaunchConfig
 
+from cbml.errors import stop
 from cbml.training import Distributed, read_metrics
 from cbml.training import distributed as processes
 from cbml.training.checkpoints import newest_checkpoint
@@ -241,6 +243,28 @@ def test_torchrun_is_told_to_wait_for_a_long_step(
     for name, value in processes._environment(2, tmp_path / "word").items():
         monkeypatch.setenv(name, value)
     assert LaunchConfig(1, 1, 2).shutdown_timeout == 3600
+
+
+def test_the_first_last_word_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    word = tmp_path / "last-word.json"
+    monkeypatch.setenv("CBML_LAST_WORD", str(word))
+    for reason in ("no images", "its file was being read when the process was ended"):
+        with pytest.raises(ValueError, match=reason), processes.last_word(lambda error: 3):
+            raise ValueError(reason)
+    assert json.loads(word.read_text()) == {"code": 3, "text": "cbml: no images"}
+
+
+def test_what_fails_after_a_signal_is_no_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = tmp_path / "last-word.json"
+    monkeypatch.setenv("CBML_LAST_WORD", str(word))
+    monkeypatch.setattr("cbml.errors._received", [])
+    with pytest.raises(SystemExit):
+        stop(signal.SIGTERM, None)
+    with pytest.raises(ValueError, match="damaged"), processes.last_word(lambda error: 4):
+        raise ValueError("damaged")
+    assert not word.exists(), "a process that was ended does not keep the others from starting anew"
 
 
 @pytest.mark.slow
