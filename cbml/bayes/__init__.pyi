@@ -5,8 +5,6 @@ from .analysis import check_results as check_results
 from .analysis import probability_for as probability_for
 from .calibration import Reliability as Reliability
 from .match_probability import MatchProbability as MatchProbability
-from .neighbors import ResultContext as ResultContext
-from .neighbors import share_in_common as share_in_common
 from .pairs import PairHistogram as PairHistogram
 from .pairs import Pairs as Pairs
 from .pairs import pair_up as pair_up

@@ -191,12 +191,6 @@ def check_results(
     confidence = probability.probability(
         found.similarities[:, shown],
         cohort_mean=probability.cohort_mean(found.similarities),
-        context=probability.result_context(
-            query_gallery.searched,
-            found.indices[:, shown],
-            nearest=found.indices,
-            queries=query_gallery.own_indices[found.queries],
-        ),
         own=query_gallery.searches_itself,
     )
     relevant = found.relevant(query_gallery.codes, query_gallery.searched_codes)
@@ -218,7 +212,7 @@ def probability_for(
     """
     ready = probability.for_gallery(embeddings, labels)
     sizes = np.unique(np.asarray(labels), return_counts=True)[1]
-    own = ready.by_query.line != ready.source  # fitted to these labels
+    own = ready.odds.line != ready.source  # fitted to these labels
     if own or not _FEWEST_TO_TELL <= sizes[sizes > 1].sum() <= _MOST_TO_SEARCH:
         return ready
     check = check_results(ready, embeddings, labels)[10]

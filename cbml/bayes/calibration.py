@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.isotonic import IsotonicRegression
 
 from cbml.errors import DamagedFile
+from cbml.program import command
 from cbml.regular import read_text
 
 # Log odds as lines and curves.
@@ -86,48 +87,32 @@ class MonotoneCurve:
 
 
 class Line(NamedTuple):
-    """Log odds as a weighted sum: the linear exponent of Φ, with a center for each pair.
+    """Log odds as a weighted sum: the linear exponent of Φ, with a center for each query.
 
     Args:
         similarity_weight: Weight of the result's similarity, 1/β.
         cohort_weight: Weight of the mean similarity of the query's cohort.
-        result_weight: Weight of the mean similarity of the result's own cohort.
+        constant: Added to the sum.
         ceiling: The similarity above which more says no more: images of two classes can look
             the same, so that the most similar ones are not the surest.
-        shared_weight: Weight of the share of nearest images that query and result have in common.
     """
 
     similarity_weight: float
     cohort_weight: float
     constant: float
-    result_weight: float = 0.0
     ceiling: float = 1.0
-    shared_weight: float = 0.0
 
-    def score(
-        self,
-        similarities: ArrayLike,
-        cohort_mean: ArrayLike,
-        result_cohort_mean: ArrayLike = 0.0,
-        shared: ArrayLike = 0.0,
-    ) -> Numbers:
+    def score(self, similarities: ArrayLike, cohort_mean: ArrayLike) -> Numbers:
         """The log odds of results.
 
         Args:
             similarities: Similarities of results. (..., K)
             cohort_mean: Mean similarity of the cohorts of their queries. (..., 1)
-            result_cohort_mean: Mean similarity of the cohorts of the results. (..., K)
-            shared: Share of nearest images that results and their queries have in common. (..., K)
         """
-        s, b, r, shared = (
-            np.asarray(part, dtype=np.float64)
-            for part in (similarities, cohort_mean, result_cohort_mean, shared)
-        )
+        s, b = (np.asarray(part, dtype=np.float64) for part in (similarities, cohort_mean))
         return (
             self.similarity_weight * np.minimum(s, self.ceiling)
             + self.cohort_weight * b
-            + self.result_weight * r
-            + self.shared_weight * shared
             + self.constant
         )
 
@@ -150,13 +135,14 @@ class Odds:
         if not self.line.similarity_weight > 0.0:
             raise ValueError("odds must rise with the similarity")
 
-    def __call__(self, *features: ArrayLike) -> Numbers:
+    def __call__(self, similarities: ArrayLike, cohort_mean: ArrayLike) -> Numbers:
         """The log odds of results; -inf where there is none.
 
         Args:
-            features: The arguments of `Line.score`.
+            similarities: Similarities of results. (..., K)
+            cohort_mean: Mean similarity of the cohorts of their queries. (..., 1)
         """
-        odds = self.line.score(*features)
+        odds = self.line.score(similarities, cohort_mean)
         if self.curve is None:
             return odds
         return np.where(np.isfinite(odds), self.curve(odds), odds)
@@ -258,26 +244,15 @@ class Reliability:
 
 # Match probabilities on disk: plain JSON with a checksum, read with every number checked.
 
-KIND = "cbml match probability 4"
-# The kind before this one knew of no shared neighbors: its lines end before their weight.
-_EARLIER = tuple(f"cbml match probability {number}" for number in (3, 2, 1))
-# What fields of the earlier kinds are called now.
-_RENAMED = {
-    "crowd": "cohort",
-    "typical_background": "typical_cohort_mean",
-    "said": "confidence",
-    "seen": "accuracy",
-}
+KIND = "cbml match probability 5"
 _NUMBERS = ("typical_cohort_mean", "fitted_positives", "positives", "own_positives")
 
 
 def as_record(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `MatchProbability` as plain values, with kind and checksum, for JSON."""
-    both = fields["by_both"]
     plain = {
         **{name: fields[name] for name in _NUMBERS},
-        "by_query": _odds_fields(fields["by_query"]),
-        "by_both": None if both is None else _odds_fields(both),
+        "odds": _odds_fields(fields["odds"]),
         "source": list(fields["source"]),
         "cohort": list(fields["cohort"]),
         "check": fields["check"].as_dict(),
@@ -293,14 +268,12 @@ def sealed(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_fields(path: Path) -> dict[str, Any]:
     """The fields of a `MatchProbability`; a file that is damaged or something else is refused."""
-    fields = _current(_unsealed(path))
+    fields = _unsealed(path)
     try:
         begin, end = fields["cohort"]
-        both = fields["by_both"]
         return {
             **{name: float(fields[name]) for name in _NUMBERS},
-            "by_query": _odds(fields["by_query"]),
-            "by_both": None if both is None else _odds(both),
+            "odds": _odds(fields["odds"]),
             "source": Line(*map(float, fields["source"])),
             "cohort": (int(begin), int(end)),
             "check": Reliability.of_dict(fields["check"]),
@@ -315,25 +288,15 @@ def _unsealed(path: Path) -> dict[str, Any]:
         record = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path}: not readable as JSON ({error}); restore a copy") from None
-    if not isinstance(record, dict) or record.get("kind") not in (KIND, *_EARLIER):
+    if not isinstance(record, dict) or not str(record.get("kind")).startswith(KIND[:-1]):
         raise DamagedFile(f"{path}: not a file of kind {KIND!r}")
+    if record["kind"] != KIND:
+        raise DamagedFile(
+            f"{path}: written by another version of cbml; write it again, for a run with  "
+            f"{command('analyze', 'RUN')},  for a gallery with  {command('index', '--rebuild')}"
+        )
     if record.pop("sha256", None) != _digest(record):
         raise DamagedFile(f"{path}: altered since it was written; restore a copy or write it again")
-    return record
-
-
-def _current(record: dict[str, Any]) -> dict[str, Any]:
-    """The record of an earlier kind as one of today's."""
-    kind = record.pop("kind")
-    if kind == KIND:
-        return record
-    record = {_RENAMED.get(name, name): value for name, value in record.items()}
-    if isinstance(check := record.get("check"), dict):
-        record["check"] = {_RENAMED.get(name, name): value for name, value in check.items()}
-    if kind == _EARLIER[-1]:  # one prior, and nothing of the result's cohort
-        record["own_positives"] = record.get("positives")
-        record["by_query"] = {name: record.get(name) for name in ("line", "curve")}
-        record["by_both"] = None
     return record
 
 

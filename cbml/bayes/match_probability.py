@@ -14,14 +14,10 @@ from cbml.bayes.calibration import Line, Odds, Reliability, as_record, read_fiel
 from cbml.bayes.fitting import fit_odds
 from cbml.bayes.neighbors import (
     FEWEST_CLASSES,
-    SHARED_FROM,
-    SHARED_UP_TO,
     ExpectedPositives,
-    ResultContext,
     enough_to_fit,
     mean_of_cohort,
     nearest_neighbors,
-    result_context,
 )
 from cbml.errors import BadData, DamagedFile
 from cbml.files import write_json
@@ -34,30 +30,26 @@ class MatchProbability:
 
     A similarity of 0.8 means much where the query's other neighbors are at 0.5, and little where
     they are at 0.8 too. So the likelihood ratio has a center of its own for each query, given by b:
-    the mean similarity of its cohort, the results behind nearly all that can be relevant. The
-    result has a cohort of its own, that of a search with it, and its mean b_r tells as much. Where
-    classes are large, so does j, the share of their nearest images that the two have in common.
+    the mean similarity of its cohort, the results behind nearly all that can be relevant.
 
-        log Φ(s) = weight_s · min(s, ceiling) + weight_b · b + weight_r · b_r + weight_j · j + c
+        log Φ(s) = weight_s · min(s, ceiling) + weight_b · b + c
         p        = 1 / (1 + exp(-log Φ(s) - log(R / R_fitted)))
 
     with log Φ through a monotone curve where that helps, and R the number of relevant images that
     a query can expect to find.
 
     Args:
-        by_query: Log Φ without b_r and j, for where only similarities are known.
-        by_both: Log Φ with b_r and j; None where that says no more.
+        odds: Log Φ.
         cohort: Begin and end of the ranks of the cohort.
         typical_cohort_mean: b for lists that end before the cohort begins.
         fitted_positives: R where the weights were fitted, for this cohort.
         positives: R where they are used.
         own_positives: R for queries that are among the images searched, and left out.
-        check: How far the probabilities held on classes left out while fitting, b_r and j known.
+        check: How far the probabilities held on classes left out while fitting.
         source: The line of the first fit, which `for_gallery` keeps, to know it again by.
     """
 
-    by_query: Odds
-    by_both: Odds | None = field(repr=False)
+    odds: Odds
     cohort: tuple[int, int]
     typical_cohort_mean: float
     fitted_positives: float
@@ -79,13 +71,6 @@ class MatchProbability:
     def depth(self) -> int:
         """How many results a query's list should have, so that its cohort is among them."""
         return self.cohort[1]
-
-    @property
-    def shared_depth(self) -> int:
-        """How many nearest images of a query and a result are compared; 0 for none."""
-        if self.by_both is None or not self.by_both.line.shared_weight:
-            return 0
-        return _shared_depth(self.own_positives, self.cohort)
 
     @classmethod
     def fit(
@@ -118,19 +103,16 @@ class MatchProbability:
         expected = ExpectedPositives.of_classes(sizes)
         # Each was searched for among the others.
         positives = expected.own_positives
-        shared = _shared_depth(positives, expected.cohort) if positives >= SHARED_FROM else 0
-        fitted = fit_odds(query_gallery, expected.cohort, shared_depth=shared, seed=seed)
-        query, both = fitted.by_query, fitted.by_both
+        fit, cohort_mean = fit_odds(query_gallery, expected.cohort, seed=seed)
         return cls(
-            by_query=query.odds,
-            by_both=None if both is None else both.odds,
+            odds=fit.odds,
             cohort=expected.cohort,
-            typical_cohort_mean=fitted.cohort_mean,
+            typical_cohort_mean=cohort_mean,
             fitted_positives=positives,
             positives=positives,
             own_positives=positives,
-            check=(both or query).check,
-            source=query.odds.line,
+            check=fit.check,
+            source=fit.odds.line,
         )
 
     def cohort_mean(self, similarities: ArrayLike) -> NDArray[np.float64]:
@@ -143,43 +125,11 @@ class MatchProbability:
         ordered = -np.sort(-np.asarray(similarities, dtype=np.float64), axis=-1)
         return mean_of_cohort(ordered, self.cohort, self.typical_cohort_mean)
 
-    def result_context(
-        self,
-        embeddings: Matrix,
-        indices: ArrayLike,
-        *,
-        nearest: ArrayLike | None = None,
-        queries: ArrayLike | None = None,
-    ) -> ResultContext:
-        """What searches with the results tell: b_r and j of each. Every result costs a search.
-
-        Args:
-            embeddings: What was searched. (N, D)
-            indices: Indices of the results in it; below zero for none. (..., K)
-            nearest: Indices of the nearest images of each query, the nearest first, unfiltered, at
-                least `shared_depth` of them or all there are; the results when None. (..., M)
-            queries: Index of each query that is itself among the images searched, and left out of
-                its results; below zero for others, as all are when None. (...)
-        """
-        found = np.asarray(indices, dtype=np.int64)
-        lists = found if nearest is None else np.asarray(nearest, dtype=np.int64)
-        own = np.full(found.shape[:-1], -1) if queries is None else np.asarray(queries)
-        context = result_context(
-            as_unit(embeddings, "embeddings"),
-            own.reshape(-1),
-            found.reshape(-1, found.shape[-1]),
-            lists.reshape(-1, lists.shape[-1])[:, : self.shared_depth],
-            self.cohort,
-            self.typical_cohort_mean,
-        )
-        return ResultContext(*(part.reshape(found.shape) for part in context))
-
     def probability(
         self,
         similarities: ArrayLike,
         *,
         cohort_mean: ArrayLike | None = None,
-        context: ResultContext | None = None,
         own: bool = False,
     ) -> NDArray[np.float64]:
         """The probability of each result to be of its query's class.
@@ -190,8 +140,6 @@ class MatchProbability:
             cohort_mean: Cohort mean of each query, as `cohort_mean` gives it for the unfiltered
                 results. Taken from the similarities when None: then they must be the nearest
                 results, unfiltered, and at least `depth` of them or all there are. (..., 1)
-            context: What `result_context` tells of each result; the probabilities are better with
-                it.
             own: Whether the queries are among the images searched, and left out of their results:
                 then there is one relevant image less to be found.
         """
@@ -202,13 +150,9 @@ class MatchProbability:
             cohort_mean = self.cohort_mean(s)
         # One for each query: as a row they would be taken for one of each result.
         means = np.reshape(cohort_mean, (*s.shape[:-1], 1))
-        if self.by_both is None or context is None:
-            odds = self.by_query(s, means)
-        else:
-            odds = self.by_both(s, means, *(np.reshape(part, s.shape) for part in context))
         expected = self.own_positives if own else self.positives
         shift = math.log(expected / self.fitted_positives)
-        probability: NDArray[np.float64] = expit(odds + shift)
+        probability: NDArray[np.float64] = expit(self.odds(s, means) + shift)
         return probability.reshape(np.shape(similarities))
 
     def for_gallery(
@@ -299,11 +243,6 @@ class MatchProbability:
             return cls(**fields)
         except ValueError as error:
             raise DamagedFile(f"{path}: not a file that cbml wrote ({error})") from None
-
-
-def _shared_depth(positives: float, cohort: tuple[int, int]) -> int:
-    """As many nearest images as can be relevant, within reason, all of them before the cohort."""
-    return max(1, min(round(positives), cohort[0], SHARED_UP_TO))
 
 
 def _unlabeled(gallery: NDArray[np.float32]) -> QueryGallery:

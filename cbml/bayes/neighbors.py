@@ -26,10 +26,6 @@ DEEPEST = 1000
 FEWEST_CLASSES = 3
 # What a gallery with labels must have for weights of its own.
 ENOUGH_IMAGES, ENOUGH_CLASSES = 200, 5
-# The nearest images of a query and of a result are compared where so many can be relevant: among
-# few, those that two images share tell more of the classes fitted to than of others.
-SHARED_FROM = 20
-SHARED_UP_TO = 200
 # The results of so many queries tell enough, and a million images are searched in a minute.
 QUERIES = 2048
 # Of a longer list the first so many results are fitted to, and as many that stand for the rest.
@@ -154,70 +150,6 @@ def nearest_neighbors(query_gallery: QueryGallery, depth: int, *, seed: int = 0)
     return _search(
         index, query_gallery.embeddings[queries], queries, query_gallery.own_indices[queries], depth
     )
-
-
-class ResultContext(NamedTuple):
-    """What searches with the results of a query tell of them.
-
-    Args:
-        cohort_mean: The mean similarity of each result's own cohort. (..., K)
-        shared: Share of the nearest images that the query and each result have in common. (..., K)
-    """
-
-    cohort_mean: Numbers
-    shared: Numbers
-
-
-def result_context(
-    embeddings: Embeddings,
-    queries: Indices,
-    results: Indices,
-    nearest: Indices,
-    cohort: tuple[int, int],
-    typical: float,
-) -> ResultContext:
-    """Cohorts and shared neighbors of the results of searches in a set. Each costs a search.
-
-    Args:
-        embeddings: The set that was searched, as unit vectors. (N, D)
-        queries: Index of each query; below zero for one that is not in the set. (Q,)
-        results: Indices of some results of each, in any order; below zero for none. (Q, K)
-        nearest: The nearest images of each query; of no length where shared ones are not asked
-            for. (Q, M)
-        typical: Cohort mean where there is no image or no cohort.
-    """
-    wanted, inverse = np.unique(results, return_inverse=True)
-    inverse = inverse.reshape(results.shape)
-    depth, index = nearest.shape[1], _indexed(embeddings)
-    means = np.full(len(wanted), typical)
-    lists = np.full((len(wanted), depth), -1, dtype=np.int32)  # as many as there are images
-    begin = int(np.searchsorted(wanted, 0))
-    for start in range(begin, len(wanted), QUERIES):
-        block = wanted[start : start + QUERIES]
-        found = _search(index, embeddings[block], block, block, max(cohort[1], depth))
-        rows = slice(start, start + len(block))
-        means[rows] = mean_of_cohort(found.similarities, cohort, typical)[:, 0]
-        lists[rows, : found.indices.shape[1]] = found.indices[:, :depth]
-    shared = np.zeros(inverse.shape)
-    if depth:
-        for number, (query, row) in enumerate(zip(queries, inverse, strict=True)):
-            own = np.concatenate([wanted[row, None], lists[row]], axis=1)
-            shared[number] = share_in_common(nearest[number], own, int(query))
-    return ResultContext(means[inverse], shared)
-
-
-def share_in_common(nearest: Indices, others: Indices, query: int) -> Numbers:
-    """The share of a query's nearest images that are among as many nearest ones of each result.
-
-    Args:
-        nearest: The nearest images of the query. (M,)
-        others: The nearest images of each result, itself the first; below zero for none. (K, M + 1)
-        query: Index of the query, which does not count; below zero if it is not in the set.
-    """
-    there = (others >= 0) & (others != query)
-    first = there & (np.cumsum(there, axis=1) <= len(nearest))
-    share: Numbers = (first & np.isin(others, nearest)).sum(axis=1) / len(nearest)
-    return share
 
 
 def _indexed(embeddings: Embeddings) -> Index:

@@ -18,7 +18,6 @@ from cbml.files import consistent
 from cbml.gallery.images import GalleryImage
 from cbml.gallery.loading import FramedModel, as_outputs, reranked_order
 from cbml.gallery.results import (
-    Contexts,
     Query,
     QueryInfo,
     Ranking,
@@ -64,9 +63,6 @@ class Gallery:
         self.images: tuple[GalleryImage, ...] = self.state.images
         self.ids = np.array([image.id for image in self.images], dtype=np.int64)
         self.dim = int(self.state.model["dim"])
-        self._contexts: Contexts | None = None
-        if self.state.calibration is not None:
-            self._contexts = Contexts(self.store, self.ids, self.state.calibration)
         self._loading = threading.Lock()
         self._model: Embedder | None = None
 
@@ -376,13 +372,11 @@ class Gallery:
 
         What the query's similarities mean is told by its unfiltered ranking.
         """
-        if self._contexts is None:
+        if (calibration := self.state.calibration) is None:
             return None
-        calibration = self._contexts.calibration
         return calibration.probability(
             results.similarities,
             cohort_mean=calibration.cohort_mean(ranking.similarities[: self._least_depth]),
-            context=self._contexts.of(query, results, ranking),
             own=query.index is not None,
         )
 

@@ -9,23 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cbml.bayes import ResultContext, share_in_common
 from cbml.data import UnreadableImage, read_image
 from cbml.errors import BadData
 from cbml.gallery.images import shown
 from cbml.gallery.thumbnails import Signature
-from cbml.index import Store
 from cbml.report import QueryTiles, Tile, thumbnail, write_page
 
 if TYPE_CHECKING:
-    from cbml.bayes import MatchProbability
     from cbml.gallery.gallery import Gallery
 
 MAX_RESULTS = 500
-# Each image costs a search: ten results 20 ms of one processor in a gallery as large as this, and
-# the results must not wait for it.
-CONTEXTS_UP_TO = 20_000
-CONTEXT_BLOCK = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,57 +173,6 @@ class Ranking:
         if query.index is not None:
             below[query.index] = False
         return np.flatnonzero(below)
-
-
-class Contexts:
-    """What searches with images tell of them as results, each kept once it is known.
-
-    All of them at once would cost as many searches as there are images, again after every
-    addition; those of the results that are shown cost one search of a few vectors.
-    """
-
-    def __init__(
-        self, store: Store, ids: NDArray[np.int64], calibration: "MatchProbability"
-    ) -> None:
-        self.store, self.ids, self.calibration = store, ids, calibration
-        self._cohort_means = np.full(len(ids), np.nan)
-        self._nearest: dict[int, NDArray[np.int64]] = {}
-
-    def of(self, query: Query, results: Ranking, ranking: Ranking) -> ResultContext | None:
-        """The context of some results of a query; None if it is not used or too costly.
-
-        Args:
-            ranking: The nearest images of the query, unfiltered.
-        """
-        if self.calibration.by_both is None or len(self.ids) > CONTEXTS_UP_TO:
-            return None
-        self._look_up(results.indices)
-        shared = np.zeros(len(results))
-        if depth := self.calibration.shared_depth:
-            # A reranker's order is not that of the similarities.
-            order = np.argsort(-ranking.similarities, kind="stable")[:depth]
-            nearest = self.ids[ranking.indices[order]]
-            others = np.full((len(results), depth + 1), -1)
-            for row, index in zip(others, results.indices.tolist(), strict=True):
-                row[: len(self._nearest[index])] = self._nearest[index]
-            own = -1 if query.index is None else int(self.ids[query.index])
-            shared = share_in_common(nearest, others, own)
-        return ResultContext(self._cohort_means[results.indices], shared)
-
-    def _look_up(self, indices: NDArray[np.int64]) -> None:
-        missing = np.unique(indices[np.isnan(self._cohort_means[indices])])
-        depth = self.calibration.shared_depth
-        for start in range(0, len(missing), CONTEXT_BLOCK):
-            block = missing[start : start + CONTEXT_BLOCK]
-            ids = self.ids[block]
-            found = self.store.search(self.store.vectors(ids), self.calibration.depth + 1)
-            itself = found.ids == ids[:, None]
-            if depth:
-                for index, own, row, same in zip(block, ids, found.ids, itself, strict=True):
-                    self._nearest[int(index)] = np.concatenate([[own], row[~same][:depth]])
-            others = np.where(itself, -np.inf, found.similarities)
-            # Last: what has a mean is known to every thread.
-            self._cohort_means[block] = self.calibration.cohort_mean(others)[:, 0]
 
 
 def write_html(

@@ -123,7 +123,7 @@ def probability_check(gallery: Gallery) -> dict[str, Any] | None:
     if calibration is None:
         return None
     # The weights of the run, tested on its held-out classes, or those fitted to these labels.
-    fitted_here = calibration.by_query.line != calibration.source
+    fitted_here = calibration.odds.line != calibration.source
     return {
         "on": "gallery" if fitted_here else "held-out",
         "results": int(sum(calibration.check.counts)),

@@ -242,7 +242,7 @@ def reliability_of(
     """
     labels = dataset.images.known_labels
     ready = probability.for_gallery(view.embeddings, labels)
-    if ready.by_query != probability.by_query:
+    if ready.odds != probability.odds:
         return CalibrationCheck(ready.check, own=True, results=ready.depth)
     return CalibrationCheck(
         check_results(ready, view.embeddings, labels)[10], own=False, results=10

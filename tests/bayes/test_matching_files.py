@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cbml import MatchProbability
-from cbml.bayes.calibration import KIND, Line, MonotoneCurve, Odds, sealed
+from cbml.bayes.calibration import KIND, MonotoneCurve, Odds, sealed
 from cbml.errors import DamagedFile
 from tests.bayes.cases import crowded
 
@@ -21,63 +21,22 @@ def fitted() -> MatchProbability:
 
 def test_save_and_load(fitted: MatchProbability, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
-    straight = Odds(fitted.by_query.line)
-    curved = Odds(fitted.by_query.line, MonotoneCurve((0.0, 1.0), (-2.0, 3.0)))
-    for one in (
-        fitted,
-        dataclasses.replace(fitted, by_query=straight, by_both=curved),
-        dataclasses.replace(fitted, by_query=curved, by_both=None),
-    ):
+    straight = Odds(fitted.odds.line)
+    curved = Odds(fitted.odds.line, MonotoneCurve((0.0, 1.0), (-2.0, 3.0)))
+    for one in (fitted, *(dataclasses.replace(fitted, odds=odds) for odds in (straight, curved))):
         one.save(path)
         assert MatchProbability.load(path) == one
 
 
-def test_a_file_of_the_first_kind_is_read(fitted: MatchProbability, tmp_path: Path) -> None:
-    path = tmp_path / "calibration.json"
-    facts = {
-        "typical_background": 0.5,
-        "fitted_positives": 5.0,
-        "positives": 5.0,
-        "line": [12.0, -9.0, 1.0],
-        "source": [12.0, -9.0, 1.0],
-        "crowd": [10, 20],
-        "curve": [[-1.0, 1.0], [-2.0, 3.0]],
-        "check": old_check(fitted),
-    }
-    path.write_text(json.dumps(sealed("cbml match probability 1", facts)))
-    read = MatchProbability.load(path)
-    assert (read.cohort, read.typical_cohort_mean, read.check) == ((10, 20), 0.5, fitted.check)
-    line = Line(12.0, -9.0, 1.0)
-    assert read.by_query == Odds(line, MonotoneCurve((-1.0, 1.0), (-2.0, 3.0)))
-    assert (read.by_both, read.source, read.own_positives) == (None, line, 5.0)
-    path.write_text(path.read_text().replace('"positives": 5.0', '"positives": 6.0'))
-    with pytest.raises(DamagedFile, match="altered"):
-        MatchProbability.load(path)
-
-
-def old_check(fitted: MatchProbability) -> dict[str, Any]:
-    check = fitted.check.as_dict()
-    return {"said": check.pop("confidence"), "seen": check.pop("accuracy"), **check}
-
-
-def test_a_file_of_the_second_kind_is_read(fitted: MatchProbability, tmp_path: Path) -> None:
-    path = tmp_path / "calibration.json"
-    fields = fitted.as_record() | {"check": old_check(fitted)}
-    fields["crowd"] = fields.pop("cohort")
-    fields["typical_background"] = fields.pop("typical_cohort_mean")
-    del fields["kind"], fields["sha256"]
-    path.write_text(json.dumps(sealed("cbml match probability 2", fields)))
-    assert MatchProbability.load(path) == fitted
-
-
-def test_a_file_of_the_third_kind_is_read(fitted: MatchProbability, tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_kind_is_refused_with_the_remedy(
+    fitted: MatchProbability, tmp_path: Path
+) -> None:
     path = tmp_path / "calibration.json"
     fields = fitted.as_record()
-    for line in (fields["source"], fields["by_query"]["line"], fields["by_both"]["line"]):
-        assert line.pop() == 0.0  # the weight of shared neighbors
     del fields["kind"], fields["sha256"]
-    path.write_text(json.dumps(sealed("cbml match probability 3", fields)))
-    assert MatchProbability.load(path) == fitted
+    path.write_text(json.dumps(sealed("cbml match probability 4", fields)))
+    with pytest.raises(DamagedFile, match=r"another version of cbml; write it again.*analyze RUN"):
+        MatchProbability.load(path)
 
 
 def test_altered_files_are_refused(fitted: MatchProbability, tmp_path: Path) -> None:
@@ -105,15 +64,15 @@ def test_altered_files_are_refused(fitted: MatchProbability, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"by_query": {"line": [1.0, 2.0], "curve": None}},
-        {"by_query": {"line": [1.0, 2.0, math.nan], "curve": None}},
-        {"by_query": {"line": [-1.0, 2.0, 3.0], "curve": None}},
-        {"by_query": {"line": [1.0, 2.0, 3.0], "curve": [[1], []]}},
-        {"by_query": {"line": [1.0, 2.0, 3.0], "curve": [[0.5], [math.nan]]}},
-        {"by_query": {"line": [1.0, 2.0, 3.0], "curve": [[math.nan], [0.5]]}},
-        {"by_query": {"line": [1.0, 2.0, 3.0], "curve": [[0.0, 1.0], [1.0, 0.0]]}},
-        {"by_query": None},
-        {"by_both": [1.0, 2.0, 3.0]},
+        {"odds": {"line": [1.0, 2.0], "curve": None}},
+        {"odds": {"line": [1.0, 2.0, math.nan], "curve": None}},
+        {"odds": {"line": [-1.0, 2.0, 3.0], "curve": None}},
+        {"odds": {"line": [1.0, 2.0, 3.0], "curve": [[1], []]}},
+        {"odds": {"line": [1.0, 2.0, 3.0], "curve": [[0.5], [math.nan]]}},
+        {"odds": {"line": [1.0, 2.0, 3.0], "curve": [[math.nan], [0.5]]}},
+        {"odds": {"line": [1.0, 2.0, 3.0], "curve": [[0.0, 1.0], [1.0, 0.0]]}},
+        {"odds": None},
+        {"odds": [1.0, 2.0, 3.0]},
         {"source": [1.0]},
         {"cohort": [30, 4]},
         {"cohort": [3]},

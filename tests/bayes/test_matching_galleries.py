@@ -60,9 +60,9 @@ def test_a_image_of_the_gallery_has_one_right_image_less_to_find() -> None:
 def test_a_gallery_with_labels_teaches_its_own_weights(fitted: MatchProbability) -> None:
     """What was learned elsewhere is far too sure of itself here."""
     rows, labels = crowded(6)
-    line = fitted.by_query.line
-    sure = Odds(line._replace(constant=line.constant + 3.0), fitted.by_query.curve)
-    other = dataclasses.replace(fitted, by_query=sure)
+    line = fitted.odds.line
+    sure = Odds(line._replace(constant=line.constant + 3.0), fitted.odds.curve)
+    other = dataclasses.replace(fitted, odds=sure)
     queries = np.arange(len(rows)) % 6 == 0
     moved = other.for_gallery(rows[~queries], labels[~queries])
     assert moved.positives == pytest.approx(5.0)
@@ -75,9 +75,9 @@ def test_a_gallery_with_labels_teaches_its_own_weights(fitted: MatchProbability)
         Reliability.of(one.probability(lists)[:, :5], right, ~right) for one in (other, moved)
     )
     assert after.ece < 0.05 < before.ece
-    assert moved.source == other.source != moved.by_query.line
+    assert moved.source == other.source != moved.odds.line
     few = other.for_gallery(rows[:190], labels[:190])
-    assert few.by_query == other.by_query
+    assert few.odds == other.odds
 
 
 def large() -> Set:
@@ -91,10 +91,10 @@ def large() -> Set:
 def test_a_few_large_classes_teach_their_own_weights(fitted: MatchProbability) -> None:
     rows, labels = large()
     ready = fitted.for_gallery(rows, labels)
-    assert ready.by_query != fitted.by_query
+    assert ready.odds != fitted.odds
     assert check_results(ready, rows, labels)[10].ece < 0.02
     some = labels < 4
-    assert fitted.for_gallery(rows[some], labels[some]).by_query == fitted.by_query
+    assert fitted.for_gallery(rows[some], labels[some]).odds == fitted.odds
 
 
 def test_the_crowd_moves_behind_larger_classes_than_were_learned_from(

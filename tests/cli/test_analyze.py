@@ -149,8 +149,8 @@ def test_a_sample_does_not_replace_what_all_images_taught(
     assert facts["sets"]["validation"]["after"]["images"] == 8
     after = json.loads((finished / "calibration.json").read_text())
     assert sum(after["check"]["counts"]) == sum(before["check"]["counts"])
-    line = after["by_query"]["line"]
-    assert line == pytest.approx(before["by_query"]["line"], rel=1e-3)
+    line = after["odds"]["line"]
+    assert line == pytest.approx(before["odds"]["line"], rel=1e-3)
     assert facts["reliability"]["validation, halves of classes"] == after["check"]
 
 

@@ -2,9 +2,8 @@
 
 import io
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from PIL import Image
 
 from cbml.bayes import MatchProbability
 from cbml.errors import BadData
-from cbml.gallery import Gallery, Query, SearchOptions, build, list_images, results, thumbnails
+from cbml.gallery import Gallery, Query, SearchOptions, build, list_images, thumbnails
 from cbml.gallery import gallery as search
 from cbml.gallery.layout import _descend, _gradient, _joint, layout
 from cbml.gallery.scores import compare_search, counterparts, worst_queries
@@ -22,7 +21,6 @@ from cbml.gallery.thumbnails import (
     near_duplicate_groups,
     signature_of,
 )
-from tests.bayes.cases import large_classes
 from tests.gallery import small
 from tests.oracles import gallery as oracle
 
@@ -277,31 +275,18 @@ def calibration() -> MatchProbability:
     return MatchProbability.fit(rows, labels)
 
 
-def with_shared_neighbors() -> MatchProbability:
-    """Learned from classes so large that shared neighbors count."""
-    return MatchProbability.fit(*large_classes(1.6))
-
-
-@pytest.mark.parametrize("make", [calibration, with_shared_neighbors])
-def test_probabilities_are_those_of_the_calibration(
-    make: Callable[[], MatchProbability], folder: Path, tmp_path: Path
-) -> None:
+def test_probabilities_are_those_of_the_calibration(folder: Path, tmp_path: Path) -> None:
     listed = [one for one in list_images(folder) if one.label is not None]
     for _ in range(2):  # the second build has nothing to do and changes nothing
-        build(small.model(), listed, tmp_path / "g", calibration=make())
+        build(small.model(), listed, tmp_path / "g", calibration=calibration())
     with Gallery(tmp_path / "g") as opened:
         names = np.array([image.label for image in opened.images])
         vectors = opened.store.vectors(opened.ids)
-        fitted = make().for_gallery(vectors, names)
-        assert fitted.by_both is not None
-        assert (fitted.shared_depth > 0) == (make is with_shared_neighbors)
+        fitted = calibration().for_gallery(vectors, names)
         query = opened.image_query(0)
         everything = opened.search(query, SearchOptions(k=500)).results
         expected = fitted.probability(
             np.array([result.similarity for result in everything]),
-            context=fitted.result_context(
-                vectors, [opened.index_of(result.id) for result in everything], queries=0
-            ),
             own=True,
         )
         found = np.array([result.probability for result in everything])
@@ -309,8 +294,7 @@ def test_probabilities_are_those_of_the_calibration(
         # As an image from elsewhere it has one more right image to find.
         stranger = opened.search(Query(query.vector, query.signature), SearchOptions(k=500)).results
         by_id = {result.id: result.probability or 0 for result in stranger}
-        if make is calibration:  # where neighbors are shared, it is now itself one of them
-            assert all(by_id[result.id] > (result.probability or 0) for result in everything)
+        assert all(by_id[result.id] > (result.probability or 0) for result in everything)
         limit = float(np.median(found))
         some = opened.search(query, SearchOptions(k=500, min_probability=limit))
         assert [result.id for result in some.results] == [
@@ -337,31 +321,6 @@ def test_a_few_images_without_a_label_do_not_make_the_labels_unknown(
     with Gallery(tmp_path / "some") as opened:
         assert opened.state.calibration is not None
         assert opened.state.calibration.own_positives == calibration().positives != small.EACH - 1
-
-
-def test_only_images_that_are_shown_are_looked_around(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = [one for one in list_images(folder) if one.label is not None]
-    build(small.model(), listed, tmp_path / "g", calibration=calibration())
-    with Gallery(tmp_path / "g") as opened:
-        query, searched = opened.image_query(0), []
-        real = opened.store.search
-
-        def counted(vectors: Any, k: int) -> Any:
-            searched.append(len(vectors))
-            return real(vectors, k)
-
-        monkeypatch.setattr(opened.store, "search", counted)
-        stranger = Query(query.vector, query.signature)
-        first = opened.search(stranger, SearchOptions(k=3)).results
-        again = opened.search(stranger, SearchOptions(k=3)).results
-        assert searched == [1, 3, 1]  # the second time they are known
-        assert first == again
-        monkeypatch.setattr(results, "CONTEXTS_UP_TO", 5)
-        plain = opened.search(stranger, SearchOptions(k=3)).results
-        assert searched[3:] == [1]
-        assert [one.probability for one in plain] != [one.probability for one in first]
 
 
 @pytest.mark.parametrize("seed", range(6))
