@@ -180,7 +180,8 @@ def _next_command(
     Without labels it is that of a table that has them, or the one that needs none.
     """
     found = any(count["images"] for count in answer["record"]["counts"].values())
-    if not found or "missing_extra" in answer["record"]:
+    unreadable = len(answer["problems"]) > len(answer["record"].get("problems", []))
+    if not found or unreadable or "missing_extra" in answer["record"]:
         return ""
     table = None if answer["class_sizes"] else answer["record"].get("table")
     if table is not None:  # it labels what the folders do not
@@ -193,6 +194,7 @@ def _next_command(
         words.append("--allow-partial")
     if not answer["class_sizes"]:
         words += ["--labels", "names" if "name_pattern" in answer["record"] else "none"]
+        options = options | {"labels": None, "label_from": None}  # they gave none
     given = {name: value for name, value in options.items() if name != "seed" and value is not None}
     defaults = {"labels": "folders", "split": "stated"}
     for name, value in given.items():

@@ -281,11 +281,12 @@ class UnreadableImages:
         self.reasons.update(reasons)
         if len(self) > max(self.limit * len(self.paths), 1 if self.limit else 0):
             index, reason = list(self.reasons.items())[-1]
+            remedy = f"repair or remove them ({command('data', 'check')} lists them)"
+            if 2 * len(self) <= len(self.paths):
+                remedy += ", or raise the limit: --set bad_limit=0.5"
             raise BadData(
-                f"{self.paths[index]}: {reason}; with it {len(self)} of {len(self.paths)} "
-                f"images cannot be read, more than the share {self.limit} allowed: repair or "
-                f"remove them ({command('data', 'check')} lists them), or raise the limit: "
-                "--set bad_limit=0.5"
+                f"{len(self)} of {len(self.paths)} images cannot be read, more than the share "
+                f"{self.limit} allowed; the last is {self.paths[index]}: {reason}; {remedy}"
             )
 
     def write(self, path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a run folder holds: its config, its model and its calibration."""
 
 import contextlib
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -95,7 +96,10 @@ def open_model(run: str | Path) -> Embedder:
 def model_folder(run: Path) -> Path:
     """Where the model of a run folder lies, or a saved model's folder itself."""
     if not run.is_dir():
-        raise BadData(f"{run}: no such run or saved model")
+        known = [*BACKBONES, *(str(folder) for folder in run.parent.glob("*/"))]
+        near = difflib.get_close_matches(str(run), known, n=1, cutoff=0.8)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise BadData(f"{run}: no such run or saved model{hint}")
     inner = run / "model"
     if (run / "run.json").exists() and not (inner / "manifest.json").exists():
         resume = command("train", "--resume", run)

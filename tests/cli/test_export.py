@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cbml.errors import BadData
 from cbml.models import Embedder
+from cbml.runs import open_model
 
 PROGRAM = [sys.executable, "-c", "from cbml.cli import main; main()"]
 
@@ -42,6 +44,19 @@ def test_the_examples_of_the_help_run(folder: Path) -> None:
     assert facts["preprocessing_inside"] is True
     assert facts["largest_difference"] <= 1e-5
     assert Embedder.load(folder / "runs" / "cub" / "model").dim == 4, "the model is as it was"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("runs/cup", "runs/cub"), ("resnet51", "resnet50"), ("nowhere", None)]
+)
+def test_a_misspelled_run_or_backbone_gets_the_nearest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, word: str, meant: str | None
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(BadData) as refused:
+        open_model(word)
+    hint = f"; did you mean '{meant}'?" if meant else ""
+    assert str(refused.value) == f"{word}: no such run or saved model{hint}"
 
 
 def test_errors_are_one_line_with_their_exit_code(folder: Path) -> None:

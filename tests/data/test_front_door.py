@@ -383,15 +383,18 @@ def test_more_unreadable_images_than_training_allows_are_a_problem(
     with pytest.raises(SystemExit) as ended:
         main(["data", "check", str(tmp_path)])
     assert not ended.value.code
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "problem: " in line]
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if "problem: " in line]
     assert "HEIC needs an extra: run  /opt/own/bin/python -m pip install 'cbml[heic]'" in line
     assert str(tmp_path) not in line
     images = load(tmp_path).train
     count = len(images)
-    assert f"with it {count} of {count} images cannot be read" in line
+    assert f"problem: {count} of {count} images cannot be read" in line
+    assert "bad_limit" not in line, "half of them is less than all"
+    assert lines[-1] == "  next:  solve the problem above, then check again"
     # Training is refused by the same words before its first step, not by what follows from it.
     source = pack(images.paths, tmp_path / "cache")
-    with pytest.raises(BadData, match=f"with it {count} of {count} images cannot be read"):
+    with pytest.raises(BadData, match=f"^{count} of {count} images cannot be read"):
         build_batches(images, transform=TrainTransform(crop=8), source=source)
 
 
@@ -419,6 +422,21 @@ def test_check_never_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert problem in shown
         trained = f"next:  {program_name()} train {source} --labels none" in shown
         assert trained == (source == stray), "nothing to train on has no such command"
+
+
+@pytest.mark.parametrize(
+    "given", [["--labels", "names"], ["--label-from", "{foo}_{n}"], ["--label-from", "{label}-{n}"]]
+)
+def test_check_does_not_repeat_a_pattern_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str]
+) -> None:
+    save_all(tmp_path, [f"{c}{c}.png" for c in "abcdefgh"])
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "check", str(tmp_path), *given])
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert "problem: " in shown
+    assert f"next:  {program_name()} train {tmp_path} --labels none  " in shown
 
 
 @pytest.mark.parametrize("beside", [False, True])
