@@ -47,7 +47,8 @@ demo: $(DEMO_STAMP)  ## learn from real images and search among classes never se
 # there is room in memory for their files, they need not wait for it.
 IN_MEMORY  := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000000 {print "TMPDIR=/dev/shm"}')
 WORKERS    := $(shell expr $$(nproc) + 1)
-PARALLEL   := OMP_NUM_THREADS=1 $(IN_MEMORY) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
+# Where compiled files may not be kept, every worker and every process of a test compiles all anew.
+PARALLEL   := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(IN_MEMORY) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
     --override-ini tmp_path_retention_policy=failed
 
 test: $(STAMP)  ## run the tests

@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,14 +10,7 @@ import pytest
 from cbml.errors import BadData
 from cbml.models import Embedder
 from cbml.runs import open_model
-
-PROGRAM = [sys.executable, "-c", "from cbml.cli import main; main()"]
-
-
-def run(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*PROGRAM, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=200
-    )
+from tests.program import run
 
 
 @pytest.fixture
@@ -30,10 +21,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_examples_of_the_help_run(folder: Path) -> None:
-    text = run("export", "--help", folder=folder).stdout
+    text = run("export", "--help", cwd=folder).stdout
     examples = re.findall(r"^ +cbml (export .*)$", text, re.MULTILINE)
     assert len(examples) == 2
-    first, second = (run(*shlex.split(example), folder=folder) for example in examples)
+    first, second = (run(*shlex.split(example), cwd=folder) for example in examples)
     assert first.returncode == 0, first.stderr
     assert "differs from torch by at most" in first.stdout
     assert (folder / "runs" / "cub" / "model.onnx").is_file()
@@ -60,16 +51,16 @@ def test_a_misspelled_run_or_backbone_gets_the_nearest(
 
 
 def test_errors_are_one_line_with_their_exit_code(folder: Path) -> None:
-    missing = run("export", "nowhere", folder=folder)
+    missing = run("export", "nowhere", cwd=folder)
     assert (missing.returncode, missing.stdout) == (3, "")
     assert missing.stderr == "cbml: nowhere: no such run or saved model\n"
 
     part = next((folder / "runs" / "cub" / "model").glob("*.safetensors"))
     part.write_bytes(part.read_bytes()[:-1])
-    damaged = run("export", "runs/cub", folder=folder)
+    damaged = run("export", "runs/cub", cwd=folder)
     assert damaged.returncode == 4
     assert damaged.stderr.count("\n") == 1
     assert part.name in damaged.stderr
 
-    usage = run("export", "runs/cub", "--format", "onyx", folder=folder)
+    usage = run("export", "runs/cub", "--format", "onyx", cwd=folder)
     assert usage.returncode == 2

@@ -23,6 +23,7 @@ from cbml.program import program_name
 from cbml.progress import counted, duration
 from cbml.training import ProgressCallback, StepReport, read_record
 from tests.fixtures import run_program as run
+from tests.program import Program
 from tests.training.small import class_folders
 
 SMALL = [
@@ -259,12 +260,7 @@ def test_a_bar_fits_into_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatc
 
 def test_ctrl_c_is_answered_at_once(folder: Path, tmp_path: Path) -> None:
     words = ["train", str(folder), *SMALL, "--steps", "100000", "--out", str(tmp_path / "run")]
-    child = subprocess.Popen(
-        [sys.executable, "-c", "from cbml.cli import main; main()", *words],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
+    child = Program(*words)
     metrics = tmp_path / "run" / "metrics.jsonl"
     while child.poll() is None and not (metrics.exists() and '"loss"' in metrics.read_text()):
         time.sleep(0.05)

@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from cbml import cli
+from tests.fixtures import run_program
 
 FAILING = """
 import sys, types
@@ -92,15 +93,14 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands())
-def test_each_command_has_help_with_two_examples(command: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "cbml", *command.split(), "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "Usage:" in result.stdout
-    assert result.stdout.count(f"cbml {command}") >= 3, "the usage line and two examples"
+def test_each_command_has_help_with_two_examples(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cbml"])
+    assert run_program([*command.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Usage:" in shown
+    assert shown.count(f"cbml {command}") >= 3, "the usage line and two examples"
 
 
 def test_near_misses_are_suggested() -> None:

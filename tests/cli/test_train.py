@@ -14,6 +14,7 @@ import pytest
 from cbml.runs import RunConfig
 from cbml.training import read_metrics, read_record, update_record
 from tests.fixtures import run_program as run
+from tests.program import Program
 from tests.training.small import class_folders
 
 SMALL = [
@@ -105,7 +106,7 @@ def test_signals_name_the_way_on_and_resume_finishes(
     out = tmp_path / "run"
     words = ["train", str(folder), *SMALL, "--set", "validate_every=0", "--out", str(out)]
     words[words.index("--steps") + 1] = "100000"
-    child = subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True)
+    child = Program(*words)
     while child.poll() is None and not any("loss" in line for line in read_metrics(out)):
         time.sleep(0.05)
     child.send_signal(number)

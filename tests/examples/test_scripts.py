@@ -1,8 +1,6 @@
 """Every example runs as a reader would run it, on tiny images."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ from PIL import Image
 
 import cbml
 from cbml import Embedder
+from tests.program import run
 
 EXAMPLES = Path(cbml.__file__).parent.parent / "examples"
 TINY = ["backbone=conv4", "weights=none", "crop=32", "dim=16", "batch_range=16"]
@@ -53,12 +52,7 @@ def folder(tmp_path: Path) -> Path:
 def test_an_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CBML_CACHE", str(folder / "cache"))
     words, expected = CASES[name]
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    code = f"import runpy; runpy.run_path({str(EXAMPLES / name)!r}, run_name='__main__')"
+    done = run(*words, code=code, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert re.search(expected, done.stdout, re.MULTILINE), done.stdout

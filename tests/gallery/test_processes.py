@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,9 @@ from cbml.gallery import export as module
 from cbml.gallery.images import ImageRef
 from cbml.gallery.loading import CHUNK, EmbeddedChunk, embedded_chunks
 from cbml.models import Embedder, Preprocessing
+from tests.fixtures import run_program
 from tests.gallery import small
+from tests.program import Program
 
 HALF = (0.5, 0.5, 0.5)
 SMALL = Preprocessing(resize=16, crop=16, mean=HALF, std=HALF)
@@ -43,15 +46,49 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def cbml(*words: object, torchrun: bool = False) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", "from cbml.cli import main; main()"]
-    if torchrun:
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
-        command = [*launch, "--nproc-per-node", "2", *command]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, *map(str, words)], env=environment, capture_output=True, text=True, check=False
-    )
+class Cbml:
+    """The program in two processes: those of `--processes`, or two that found each other."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.patch, self.capfd = patch, capfd
+        patch.setenv("OMP_NUM_THREADS", "1")
+
+    def start(self, *words: object) -> "subprocess.CompletedProcess[str]":
+        """`cbml ... --processes 2`: torchrun and what it starts are programs of their own."""
+        told = [*map(str, words), "--processes", "2"]
+        self.patch.setattr(sys, "argv", ["cbml", *told])
+        self.capfd.readouterr()
+        code = run_program(told)
+        return subprocess.CompletedProcess(told, code, *self.capfd.readouterr())
+
+    def join(self, *words: object) -> "list[subprocess.CompletedProcess[str]]":
+        """Two that begin with what torchrun tells those that it starts, by their rank."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        told = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2"}
+        both = [
+            Program(
+                *words,
+                env={
+                    **os.environ,
+                    **told,
+                    "MASTER_PORT": str(port),
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                },
+            )
+            for rank in range(2)
+        ]
+        said = [program.communicate() for program in both]
+        return [
+            subprocess.CompletedProcess(words, program.wait(), *one)
+            for program, one in zip(both, said, strict=True)
+        ]
+
+
+@pytest.fixture
+def cbml(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cbml:
+    return Cbml(monkeypatch, capfd)
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
@@ -59,14 +96,18 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
         return dict(found)
 
 
-@pytest.mark.parametrize("torchrun", [False, True])
+@pytest.mark.parametrize("how", ["started", "joined"])
 def test_two_processes_write_what_one_writes(
-    files: Path, model: Path, tmp_path: Path, torchrun: bool
+    files: Path, model: Path, tmp_path: Path, cbml: Cbml, how: str
 ) -> None:
     alone, out = tmp_path / "alone.npz", tmp_path / "two" / "together.npz"
     write_vectors(alone, embed_files(Embedder.load(model), list_images(files)))
-    more = () if torchrun else ("--processes", 2)
-    done = cbml("embed", model, files, "--out", out, "--json", *more, torchrun=torchrun)
+    words = ("embed", model, files, "--out", out, "--json")
+    if how == "started":
+        done = cbml.start(*words)
+    else:
+        done, second = cbml.join(*words)
+        assert (second.returncode, second.stdout) == (0, ""), second.stderr
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["images"] == NUMBER - 2
     assert len(json.loads(done.stdout)["bad"]) == 2
@@ -79,11 +120,11 @@ def test_two_processes_write_what_one_writes(
 
 
 def test_two_processes_build_the_gallery_that_one_builds(
-    files: Path, model: Path, tmp_path: Path
+    files: Path, model: Path, tmp_path: Path, cbml: Cbml
 ) -> None:
     words = ("index", model, files, "--json", "--kind", "pq4", "--recall", 0.9, "--out")
     build(Embedder.load(model), list_images(files), tmp_path / "one")
-    done = cbml(*words, tmp_path / "two", "--processes", 2)
+    done = cbml.start(*words, tmp_path / "two")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["images"], told["embedded"]) == (NUMBER - 2, NUMBER - 2)
@@ -94,13 +135,14 @@ def test_two_processes_build_the_gallery_that_one_builds(
         ids = one.store.ids()
         assert np.array_equal(ids, two.store.ids())
         assert np.array_equal(one.store.vectors(ids), two.store.vectors(ids))
-    again = cbml(*words, tmp_path / "two", "--processes", 2)
+    again, second = cbml.join(*words, tmp_path / "two")
     assert json.loads(again.stdout)["embedded"] == 0, "nothing is new, and nobody waits"
+    assert (second.returncode, second.stdout) == (0, ""), second.stderr
 
 
-def test_an_error_is_said_once_and_ends_all(model: Path, tmp_path: Path) -> None:
+def test_an_error_is_said_once_and_ends_all(model: Path, tmp_path: Path, cbml: Cbml) -> None:
     (tmp_path / "empty").mkdir()
-    done = cbml("embed", model, tmp_path / "empty", "--out", tmp_path / "v.npz", "--processes", 2)
+    done = cbml.start("embed", model, tmp_path / "empty", "--out", tmp_path / "v.npz")
     assert done.returncode == 3
     assert done.stderr.count("no images") == 1, done.stderr
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,27 +185,33 @@ def test_a_decoder_that_cannot_be_started_is_not_the_fault_of_the_image(
         decoder.close()
 
 
-def test_large_uploads_do_not_starve_searches(gallery_folder: Path) -> None:
+@pytest.fixture(scope="module")
+def served(gallery_folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """One process for all tests of connections; each closes those that it opens."""
+    with small.server(gallery_folder) as running:
+        yield running
+
+
+def test_large_uploads_do_not_starve_searches(served: tuple[object, int]) -> None:
     body = large_png()
-    with small.server(gallery_folder) as (_, port):
-        base = f"http://127.0.0.1:{port}{API}"
-        headers = {"content-type": "image/png"}
+    base = f"http://127.0.0.1:{served[1]}{API}"
+    headers = {"content-type": "image/png"}
 
-        def send(_: int) -> int:
-            with httpx.Client(timeout=120, trust_env=False) as client:
-                return client.post(f"{base}/search?k=3", content=body, headers=headers).status_code
+    def send(_: int) -> int:
+        with httpx.Client(timeout=120, trust_env=False) as client:
+            return client.post(f"{base}/search?k=3", content=body, headers=headers).status_code
 
-        with concurrent.futures.ThreadPoolExecutor(12) as pool:
-            sent = [pool.submit(send, number) for number in range(12)]
-            time.sleep(0.3)
-            slowest = 0.0
-            with httpx.Client(timeout=60, trust_env=False) as client:
-                while not all(one.done() for one in sent):
-                    start = time.monotonic()
-                    assert client.get(f"{base}/images/1/search?k=5").status_code == 200
-                    slowest = max(slowest, time.monotonic() - start)
-                    time.sleep(0.1)
-            codes = [one.result() for one in sent]  # a reset would raise here
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        sent = [pool.submit(send, number) for number in range(12)]
+        time.sleep(0.3)
+        slowest = 0.0
+        with httpx.Client(timeout=60, trust_env=False) as client:
+            while not all(one.done() for one in sent):
+                start = time.monotonic()
+                assert client.get(f"{base}/images/1/search?k=5").status_code == 200
+                slowest = max(slowest, time.monotonic() - start)
+                time.sleep(0.1)
+        codes = [one.result() for one in sent]  # a reset would raise here
     assert set(codes) <= {200, 429}
     assert codes.count(200) >= 8
     assert slowest < 1.0, f"an ordinary search took {slowest:.1f} s"
@@ -222,8 +229,11 @@ def ask(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["never asked", "asked once"])
-def test_idle_connections_do_not_take_the_service_away(gallery_folder: Path, asked: bool) -> None:
-    with small.server(gallery_folder) as (process, port), contextlib.ExitStack() as opened:
+def test_idle_connections_do_not_take_the_service_away(
+    served: tuple[subprocess.Popen[str], int], asked: bool
+) -> None:
+    process, port = served
+    with contextlib.ExitStack() as opened:
         server = psutil.Process(process.pid)
         for _ in range(300):
             connection = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -237,12 +247,9 @@ def test_idle_connections_do_not_take_the_service_away(gallery_folder: Path, ask
         assert len(open_ones) <= service_module.SILENT + 5
 
 
-def test_a_connection_outlives_the_patience_of_clients(gallery_folder: Path) -> None:
+def test_a_connection_outlives_the_patience_of_clients(served: tuple[object, int]) -> None:
     """A server that closes first can cut off a request that is on its way."""
-    with (
-        small.server(gallery_folder) as (_, port),
-        socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
-    ):
+    with socket.create_connection(("127.0.0.1", served[1]), timeout=60) as connection:
         assert ask(connection).startswith(b"HTTP/1.1 200")
         time.sleep(5.5)  # many clients close after 5
         assert ask(connection).startswith(b"HTTP/1.1 200")
@@ -293,6 +300,12 @@ class Builder:
         return self.child.stdout.readline()
 
 
+@pytest.fixture(scope="module")
+def builders() -> Iterator[tuple[Builder, Builder]]:
+    with contextlib.ExitStack() as stack:
+        yield Builder(stack), Builder(stack)
+
+
 def two_sets(folder: Path) -> tuple[Path, Path]:
     """The usual images, and some of them: what the two builders write can be told apart."""
     few = folder / "few"
@@ -311,36 +324,37 @@ MANY = small.CLASSES * small.EACH + 1
 
 
 @pytest.mark.parametrize("pairs", [2, pytest.param(100, marks=pytest.mark.slow)])
-def test_two_builds_at_once_lose_nothing(tmp_path: Path, pairs: int) -> None:
+def test_two_builds_at_once_lose_nothing(
+    builders: tuple[Builder, Builder], tmp_path: Path, pairs: int
+) -> None:
     sets, chance = two_sets(tmp_path), random.Random(0)
-    with contextlib.ExitStack() as stack:
-        both = [Builder(stack) for _ in sets]
-        for number in range(pairs):
-            target = tmp_path / f"g{number}"
-            for builder, files in zip(both, sets, strict=True):
-                builder.tell("usual", files, target)
-                time.sleep(chance.choice([0.0, chance.uniform(0.0, 0.6)]))
-            said = [builder.hear() for builder in both]
-            assert all(line == "built\n" or "refused: " in line for line in said), said
-            assert "built\n" in said
-            assert images_in(target) in (MANY, 3)
+    for number in range(pairs):
+        target = tmp_path / f"g{number}"
+        for builder, files in zip(builders, sets, strict=True):
+            builder.tell("usual", files, target)
+            time.sleep(chance.choice([0.0, chance.uniform(0.0, 0.6)]))
+        said = [builder.hear() for builder in builders]
+        assert all(line == "built\n" or "refused: " in line for line in said), said
+        assert "built\n" in said
+        assert images_in(target) in (MANY, 3)
 
 
-def test_a_second_build_does_not_come_between_vectors_and_list(tmp_path: Path) -> None:
+def test_a_second_build_does_not_come_between_vectors_and_list(
+    builders: tuple[Builder, Builder], tmp_path: Path
+) -> None:
     """At this moment a gallery is lost where nothing keeps a second writer away."""
     (many, few), target = two_sets(tmp_path), tmp_path / "g"
-    with contextlib.ExitStack() as stack:
-        first, second = Builder(stack), Builder(stack)
-        first.tell("slow", many, target)
-        assert first.hear() == "vectors saved\n"
-        second.tell("usual", few, target)
-        assert "another process is writing here" in second.hear()
-        first.tell("go on")
-        assert first.hear() == "built\n"
-        assert images_in(target) == MANY
-        second.tell("usual", few, target)
-        assert second.hear() == "built\n"
-        assert images_in(target) == 3
+    first, second = builders
+    first.tell("slow", many, target)
+    assert first.hear() == "vectors saved\n"
+    second.tell("usual", few, target)
+    assert "another process is writing here" in second.hear()
+    first.tell("go on")
+    assert first.hear() == "built\n"
+    assert images_in(target) == MANY
+    second.tell("usual", few, target)
+    assert second.hear() == "built\n"
+    assert images_in(target) == 3
 
 
 def test_a_second_build_is_refused(tmp_path: Path) -> None:

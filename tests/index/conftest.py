@@ -1,4 +1,4 @@
-"""One real Milvus server for all tests that need it, stopped and cleaned away in any case."""
+"""A real Milvus server for each file of tests that needs it, stopped and cleaned away always."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ import pytest
 from tests.index.milvus_server import MilvusServer, why_not
 
 
-@pytest.fixture(scope="session")
+# Not for the session: it is at work also while nobody asks it anything.
+@pytest.fixture(scope="module")
 def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
     reason = why_not()
     if reason is not None:

@@ -17,6 +17,7 @@ from cbml import CBMLLoss, MetricVariance
 from cbml.losses import BASELINES, WithVariance
 from cbml.losses.interop import CrossBatchMemory, LibraryLoss, SelfSupervisedLoss
 from tests.oracles import contrastive_bayesian as literal
+from tests.training import children
 
 CUB = literal.linear(0.5, 0.5, 1.0, 0.01)
 
@@ -238,7 +239,10 @@ def test_two_processes_compute_the_loss_of_one(tmp_path: Path, efficient: bool) 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(work, (str(tmp_path), port, efficient), nprocs=2)
+    both = [children.start(work, rank, str(tmp_path), port, efficient) for rank in range(2)]
+    for child in both:
+        child.join(200)
+    assert [child.exitcode for child in both] == [0, 0]
     parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     rows, labels = batch(4)
     rows.requires_grad_()

@@ -1,5 +1,6 @@
 """What holds for every method in the table."""
 
+import functools
 import inspect
 import math
 import subprocess
@@ -200,11 +201,26 @@ class Killer(Callback):
             raise Killed
 
 
+Whole = Callable[[str], tuple[Embedder, Method, Path]]
+
+
+@pytest.fixture(scope="module")
+def whole(images: ImageDataset, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """A run of five steps with its folder, made once for all tests that look at it."""
+
+    @functools.cache
+    def made(name: str) -> tuple[Embedder, Method, Path]:
+        folder = tmp_path_factory.mktemp(name)
+        return *train(name, images, folder, 5), folder
+
+    return made
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_it_trains_resumes_to_the_bit_and_its_saved_model_embeds_the_same(
-    name: str, images: ImageDataset, tmp_path: Path
+    name: str, whole: Whole, images: ImageDataset, tmp_path: Path
 ) -> None:
-    model, method = train(name, images, tmp_path / "whole", 5)
+    model, method, folder = whole(name)
     with pytest.raises(Killed):
         train(name, images, tmp_path / "part", 5, callback=Killer())
     again, resumed = train(name, images, tmp_path / "part", 5)
@@ -213,17 +229,15 @@ def test_it_trains_resumes_to_the_bit_and_its_saved_model_embeds_the_same(
         assert not [key for (key, a), (_, b) in pairs if not torch.equal(a, b)]
     pixels = torch.randn(4, 3, CROP, CROP, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        found = Embedder.load(tmp_path / "whole" / "model")(pixels)
+        found = Embedder.load(folder / "model")(pixels)
         torch.testing.assert_close(found, model(pixels))  # folded batch norms round
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_its_losses_are_finite_and_it_moves_the_model(
-    name: str, images: ImageDataset, tmp_path: Path
-) -> None:
-    model, method = train(name, images, tmp_path, 3)
-    losses = [line["loss"] for line in read_metrics(tmp_path) if "loss" in line]
-    assert len(losses) == 3
+def test_its_losses_are_finite_and_it_moves_the_model(name: str, whole: Whole) -> None:
+    model, method, folder = whole(name)
+    losses = [line["loss"] for line in read_metrics(folder) if "loss" in line]
+    assert len(losses) == 5
     assert all(math.isfinite(loss) for loss in losses)
     start = embedder(method).state_dict()
     still = [

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-import cbml
 from cbml.errors import BadData
 from cbml.models import Embedder, Execution, embed
 from cbml.progress import Progress
+from tests.program import Program
 
 Images = list[NDArray[np.uint8]]
 
@@ -262,16 +260,8 @@ distributed.destroy_process_group()
 
 
 def run_group(tmp_path: Path, world: int, count: int, bad: int = -1) -> list[str]:
-    def start(rank: int) -> "subprocess.Popen[str]":
-        arguments = [str(value) for value in (rank, world, tmp_path / "store", count, bad)]
-        return subprocess.Popen(
-            [sys.executable, "-c", GROUP, *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(cbml.__file__).parent.parent,
-        )
-
-    children = [start(rank) for rank in range(world)]
+    store = tmp_path / "store"
+    children = [Program(rank, world, store, count, bad, code=GROUP) for rank in range(world)]
     return [child.communicate(timeout=120)[0].strip() for child in children]
 
 

@@ -1,13 +1,11 @@
 """Layout, precision and compilation change the speed of a step, not what it computes."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from cbml.errors import BadData
 from cbml.models import Embedder, Execution, execution
+from tests.program import run
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -90,9 +88,7 @@ print("ran")
 
 
 def test_bfloat16_runs_or_is_refused_but_never_ends_the_process() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BFLOAT16], capture_output=True, text=True, timeout=200, check=False
-    )
+    done = run(code=BFLOAT16)
     if done.returncode == 0:
         assert done.stdout == "ran\n"
     else:

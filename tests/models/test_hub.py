@@ -6,7 +6,6 @@ import http.server
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from PIL import Image
 
 import cbml
 from cbml.training import update_record
+from tests.program import run as run_code
 
 COMMIT = "c" * 40
 
@@ -115,15 +115,7 @@ def run(program: str, address: str, home: Path, *words: str) -> "subprocess.Comp
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
-    return subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env=environment,
-        cwd=Path(cbml.__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_code(*words, code=program, env=environment)
 
 
 PUSH_AND_FETCH = """
@@ -266,12 +258,7 @@ except ConnectionError as error:
         "HF_TOKEN": "hf_none",
         "no_proxy": "127.0.0.1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", attempt],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_code(code=attempt, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("somebody/model: cannot be written on the hub (")
     assert "check name, network and `hf auth login`" in done.stdout

@@ -4,8 +4,6 @@ import dataclasses
 import hashlib
 import http.server
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ import cbml
 from cbml.errors import BadData, DamagedFile
 from cbml.models import BACKBONES, Embedder, find_backbone
 from cbml.models.weights import read_package, read_tensors
+from tests.program import run
 
 SHARED = Path(cbml.__file__).parent.parent.parent / "shared"
 RESNET = SHARED / "weights" / "resnet50_v1_imagenet_fp16.safetensors"
@@ -156,15 +155,8 @@ def test_without_a_network_one_line_names_the_alternatives(tmp_path: Path) -> No
         "http_proxy": nowhere,
         "https_proxy": nowhere,
     }
-    done = subprocess.run(
-        [sys.executable, "-c", ATTEMPTS],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stderr == ""
+    done = run(code=ATTEMPTS, env={**os.environ, **environment})
+    assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [
         line.partition(": cannot download ImageNet weights from http")[0] for line in lines

@@ -50,7 +50,7 @@ def python(installed: Path, *words: str) -> str:
 
 def test_an_example_runs_from_the_wheel(installed: Path) -> None:
     assert python(installed, "-c", "import cbml; print(cbml.__file__)").startswith(str(installed))
-    python(installed, str(ROOT / "examples" / "own_loop.py"))
+    python(installed, str(ROOT / "examples" / "own_loop.py"), "--epochs", "2")
 
 
 def test_a_table_is_rendered_from_the_wheel(installed: Path) -> None:

@@ -2,13 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import cbml
+from tests.program import run
 
 ROOT = Path(cbml.__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -25,7 +24,8 @@ def identify(path: Path) -> str:
 def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
     blocks = BLOCK.findall(path.read_text())
     if blocks:  # one after another, as a reader would type them
-        subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True, cwd=tmp_path)
+        done = run(code="\n".join(blocks), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=identify)
@@ -36,7 +36,8 @@ def test_notebooks_run_from_top_to_bottom(
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), "stored outputs"
     program = "\n\n".join("".join(cell["source"]) for cell in cells)
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+    done = run(code=program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *NOTEBOOKS], ids=identify)

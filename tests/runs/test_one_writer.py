@@ -1,8 +1,6 @@
 """A run folder has one writer: whoever comes second is refused with one line, or waits its turn."""
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,10 +13,10 @@ from cbml.errors import FolderInUse
 from cbml.files import locked
 from cbml.runs import RunConfig, note_test_evaluation, run
 from cbml.training import Callback, read_metrics, read_record, update_record
+from tests.program import Program
 from tests.training import children
 from tests.training.small import class_folders
 
-PROGRAM = [sys.executable, "-c", "from cbml.cli import main; main()"]
 LINE = "{}: another process is writing here; try again when it has finished"
 ENDLESS = ["--steps", "50000", "--set", "checkpoint_every=50000", "--set", "validate_every=0"]
 COUNT = "import sys; from pathlib import Path; from cbml.runs import note_test_evaluation as n; \
@@ -37,18 +35,10 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def start(*words: str | Path) -> subprocess.Popen[str]:
-    command = [*PROGRAM, "train", *map(str, words)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
-    )
-
-
 @pytest.fixture
-def training(out: Path) -> Iterator[subprocess.Popen[str]]:
+def training(out: Path) -> Iterator[Program]:
     """The run, resumed for so many steps that it will be at work for the whole test."""
-    child = start("--resume", out, *ENDLESS)
+    child = Program("train", "--resume", out, *ENDLESS)
     while child.poll() is None and max(line["step"] for line in read_metrics(out)) < 4:
         time.sleep(0.05)
     yield child
@@ -60,9 +50,9 @@ def training(out: Path) -> Iterator[subprocess.Popen[str]]:
     "more", [[], pytest.param(["--processes", "2"], marks=pytest.mark.slow)], ids=["one", "two"]
 )
 def test_a_run_that_is_being_trained_is_not_resumed(
-    out: Path, training: subprocess.Popen[str], more: list[str]
+    out: Path, training: Program, more: list[str]
 ) -> None:
-    second = start("--resume", out, "--steps", "5", *more)
+    second = Program("train", "--resume", out, "--steps", "5", *more)
     error = second.communicate(timeout=120)[1]
     assert second.returncode == 3
     assert error == f"cbml: {LINE.format(out)}\n"
@@ -70,7 +60,7 @@ def test_a_run_that_is_being_trained_is_not_resumed(
     training.send_signal(signal.SIGTERM)
     training.communicate(timeout=60)
     steps = max(line["step"] for line in read_metrics(out)) + 2
-    third = start("--resume", out, "--steps", str(steps))
+    third = Program("train", "--resume", out, "--steps", str(steps))
     error = third.communicate(timeout=120)[1]
     assert third.returncode == 0, error
 
@@ -101,13 +91,14 @@ def test_of_two_that_resume_at_once_one_is_refused(out: Path, tmp_path: Path, pa
 
 def test_test_evaluations_wait_for_each_other(tmp_path: Path) -> None:
     update_record(tmp_path, {"config": {}})
-    counting = [subprocess.Popen([sys.executable, "-c", COUNT, tmp_path, "20"]) for _ in range(3)]
-    assert [child.wait(timeout=120) for child in counting] == [0, 0, 0]
+    counting = [Program(tmp_path, "20", code=COUNT) for _ in range(3)]
+    said = [child.communicate(timeout=120) for child in counting]
+    assert [child.returncode for child in counting] == [0, 0, 0], said
     assert read_record(tmp_path)["test_evaluations"] == 60
 
 
 def test_a_test_evaluation_of_a_run_in_training_is_refused(
-    out: Path, training: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+    out: Path, training: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert training.poll() is None
     monkeypatch.setattr("cbml.runs.evaluate._TURN", 0.2)

@@ -17,24 +17,29 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs the packag
 COMMAND = "cbml index 'runs/my run' IMAGES --out gallery"
 
 
-@pytest.fixture
-def visit(tmp_path: Path) -> Iterator[Visit]:
-    """A tab on a folder, served as files."""
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
     path = browser_path()
     if path is None:
         pytest.skip("needs a browser: install chromium")
     flags = [*FLAGS, "--no-sandbox"] if os.geteuid() == 0 else FLAGS
+    with playwright.sync_playwright() as engine:
+        opened = engine.chromium.launch(executable_path=path, args=flags)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser: Any, tmp_path: Path) -> Iterator[Visit]:
+    """A tab on a folder, served as files."""
     quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     handler = functools.partial(quiet, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with playwright.sync_playwright() as engine:
-            browser = engine.chromium.launch(executable_path=path, args=flags)
-            url = f"http://127.0.0.1:{server.server_address[1]}/"
-            with visiting(browser, url) as tab:
-                tab.forgiven = ("404",)  # the icon of the site
-                yield tab
-            browser.close()
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        with visiting(browser, url) as tab:
+            tab.forgiven = ("404",)  # the icon of the site
+            yield tab
         server.shutdown()
 
 
