@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from cbml.errors import BadData, MissingExtra, nearest
@@ -157,10 +156,17 @@ def import_timm() -> Any:
     return timm
 
 
+def import_torchvision_models() -> Any:
+    """The package torchvision.models, where it is needed: importing it takes longer than torch."""
+    from torchvision import models
+
+    return models
+
+
 def _resnet(depth: int, features: int, *, stride_first: bool = False) -> Backbone:
     def build(pooling: str) -> nn.Module:
         del pooling
-        network = getattr(torchvision.models, f"resnet{depth}")(weights=None)
+        network = getattr(import_torchvision_models(), f"resnet{depth}")(weights=None)
         if stride_first:
             for layer in (network.layer2, network.layer3, network.layer4):
                 layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
@@ -177,7 +183,7 @@ def _resnet(depth: int, features: int, *, stride_first: bool = False) -> Backbon
 
 def _build_googlenet(pooling: str) -> nn.Module:
     del pooling
-    network = torchvision.models.GoogLeNet(
+    network = import_torchvision_models().GoogLeNet(
         aux_logits=False, transform_input=False, init_weights=True
     )
     return _in_sequence(network, _GOOGLENET)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms.v2 import functional as transforms
 
 from cbml.errors import BadData
 
@@ -81,8 +80,8 @@ class Preprocessing:
         if size != list(image.shape[1:]):
             # Not by torchvision, which takes another way, and rounds differently, without AVX2.
             image = interpolate(image[None], size=size, mode="bilinear", antialias=True)[0]
-        framed: Tensor = transforms.center_crop(image, [self.crop, self.crop])
-        return framed
+        top, left = (round((side - self.crop) / 2) for side in image.shape[1:])
+        return image[:, top : top + self.crop, left : left + self.crop]
 
     def normalize(self, images: Tensor) -> Tensor:
         """uint8 RGB images as the network's float32 input; the shape stays: (..., 3, H, W).

@@ -18,12 +18,16 @@ from urllib.parse import urlsplit
 
 import safetensors.torch
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from cbml.errors import BadData, DamagedFile, MissingExtra
 from cbml.files import consistent, load_folder, save_folder, sha256, write_json
-from cbml.models.backbones import Backbone, find_backbone, import_timm
+from cbml.models.backbones import (
+    Backbone,
+    find_backbone,
+    import_timm,
+    import_torchvision_models,
+)
 from cbml.regular import read_text
 
 Tensors = dict[str, Tensor]
@@ -186,7 +190,7 @@ def download(name: str) -> tuple[Tensors, str]:
     if label == "timm":
         return _download_timm(name, url)
     if label == "torchvision":
-        weights = torchvision.models.get_model_weights(url).IMAGENET1K_V1
+        weights = import_torchvision_models().get_model_weights(url).IMAGENET1K_V1
         url, label = weights.url, f"torchvision {weights}"
     path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     prefix = re.findall(r"-([a-f0-9]{8,})\.", path.name)[0]
