@@ -1,5 +1,6 @@
 """From the results of searches in a labeled set to the log odds of a match."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -117,7 +118,7 @@ def _fit_line(results: Results, share: float) -> Line:
 
 
 def fit_odds(
-    query_gallery: QueryGallery, cohort: tuple[int, int], *, seed: int
+    searches: Sequence[QueryGallery], cohort: tuple[int, int], *, seed: int
 ) -> tuple[Fit, float]:
     """The odds of the first results that hold best on classes left out, and the mean cohort mean.
 
@@ -125,30 +126,34 @@ def fit_odds(
     look at. More than the first ten are fitted to only where hardly any of them is irrelevant.
 
     Args:
+        searches: The same queries among themselves, and among more images.
         cohort: Begin and end of the ranks of the cohort.
         seed: Random seed of the choice of queries, and of the halves of classes.
     """
-    neighbors = nearest_neighbors(query_gallery, cohort[1], seed=seed)
-    means = mean_of_cohort(neighbors.similarities, cohort, 0.0)
-    depth, deepest = FIRST_RESULTS, neighbors.similarities.shape[1]
-    while depth < deepest:
+    found = [nearest_neighbors(one, cohort[1], seed=seed) for one in searches]
+    means = [mean_of_cohort(one.similarities, cohort, 0.0) for one in found]
+    classes = np.concatenate([searches[0].codes[one.queries] for one in found])
+    depth, deepest = FIRST_RESULTS, min(one.similarities.shape[1] for one in found)
+    while True:
+        lists = zip(searches, found, means, strict=True)
+        first = [_first_results(*one, min(depth, deepest)) for one in lists]
+        results = Results(*(np.concatenate(part, axis=-2) for part in zip(*first, strict=True)))
         try:
-            return _fit_to_first(query_gallery, neighbors, means, depth, seed)
+            return choose_fit(results, classes, seed=seed), float(means[0].mean())
         except BadData:
+            if depth >= deepest:
+                raise
             depth *= 2
-    return _fit_to_first(query_gallery, neighbors, means, deepest, seed)
 
 
-def _fit_to_first(
-    query_gallery: QueryGallery, neighbors: Neighbors, means: Numbers, depth: int, seed: int
-) -> tuple[Fit, float]:
-    """The odds that hold best for so many first results of each query."""
+def _first_results(
+    search: QueryGallery, neighbors: Neighbors, means: Numbers, depth: int
+) -> Results:
+    """So many first results of each query."""
     ranks, counts = ranks_to_fit(depth)
     neighbors = neighbors.at(ranks)
     shape = neighbors.similarities.shape
     features = np.empty((2, *shape))
     features[0], features[1] = neighbors.similarities, means
-    weights = np.broadcast_to(counts * 1.0, shape)
-    results = Results(features, neighbors.relevant(query_gallery.codes), weights)
-    fit = choose_fit(results, query_gallery.codes[neighbors.queries], seed=seed)
-    return fit, float(means.mean())
+    relevant = neighbors.relevant(search.codes, search.searched_codes)
+    return Results(features, relevant, np.broadcast_to(counts * 1.0, shape))

@@ -74,7 +74,12 @@ class MatchProbability:
 
     @classmethod
     def fit(
-        cls, embeddings: Matrix | QueryGallery, labels: Labels | None = None, *, seed: int = 0
+        cls,
+        embeddings: Matrix | QueryGallery,
+        labels: Labels | None = None,
+        *,
+        others: Matrix | None = None,
+        seed: int = 0,
     ) -> "MatchProbability":
         """Fit to classes that the model was not trained on.
 
@@ -83,6 +88,8 @@ class MatchProbability:
         Args:
             embeddings: One row per image, or a `QueryGallery` without a gallery. (N, D)
             labels: One label per row. (N,)
+            others: Images of other classes, such as those trained on: each image is searched for
+                among them too, which shows what similarities mean in a larger gallery. (M, D)
             seed: Random seed of that choice, and of the halves of classes that check each other.
         """
         query_gallery = QueryGallery.of(embeddings, labels)
@@ -103,7 +110,10 @@ class MatchProbability:
         expected = ExpectedPositives.of_classes(sizes)
         # Each was searched for among the others.
         positives = expected.own_positives
-        fit, cohort_mean = fit_odds(query_gallery, expected.cohort, seed=seed)
+        searches = [query_gallery]
+        if others is not None and len(others):
+            searches.append(_among_others(query_gallery, as_unit(others, "others")))
+        fit, cohort_mean = fit_odds(searches, expected.cohort, seed=seed)
         return cls(
             odds=fit.odds,
             cohort=expected.cohort,
@@ -243,6 +253,16 @@ class MatchProbability:
             return cls(**fields)
         except ValueError as error:
             raise DamagedFile(f"{path}: not a file that cbml wrote ({error})") from None
+
+
+def _among_others(query_gallery: QueryGallery, others: NDArray[np.float32]) -> QueryGallery:
+    """The same queries, searching each other and images that are relevant to none of them."""
+    return dataclasses.replace(
+        query_gallery,
+        gallery_embeddings=np.concatenate([query_gallery.embeddings, others]),
+        gallery_codes=np.concatenate([query_gallery.codes, np.full(len(others), -1)]),
+        self_indices=np.arange(len(query_gallery.codes)),
+    )
 
 
 def _unlabeled(gallery: NDArray[np.float32]) -> QueryGallery:

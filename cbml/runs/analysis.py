@@ -15,7 +15,12 @@ from cbml.query_gallery import QueryGallery
 from cbml.report import draw_ratios, draw_reliability, draw_similarities, save_figure
 from cbml.runs.build import build_model, load_splits, training_splits
 from cbml.runs.config import RunConfig
-from cbml.runs.evaluate import embed_images, note_test_evaluation, shows_test_images
+from cbml.runs.evaluate import (
+    embed_images,
+    images_of_other_classes,
+    note_test_evaluation,
+    shows_test_images,
+)
 from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.parts import sample_indices
 from cbml.runs.report import write_analysis_page
@@ -91,7 +96,8 @@ def analyze_run(
     reliability: Mapping[str, Any] = {}
     if data is None:
         calibration = run / "calibration.json"
-        reliability = _calibrated(models["after"], samples, embedded, calibration, callback)
+        seed = config.training.seed
+        reliability = _calibrated(models["after"], samples, embedded, calibration, seed, callback)
     folder = run / "analysis" if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     files = _write(folder, run.resolve().name, grid, reliability, callback)
@@ -200,19 +206,24 @@ def _calibrated(
     samples: Mapping[str, _Sample],
     embedded: Mapping[str, QueryGallery],
     path: Path,
+    seed: int,
     callback: Callback,
 ) -> dict[str, Any]:
     """Fit match probabilities on all validation images, write them, and check them."""
     if "validation" not in embedded:
         callback.on_message("no probabilities: no classes were held out to fit them on")
         return {}
-    held_out, whole = embedded["validation"], samples["validation"].whole
-    if whole is not None:
-        # `cbml train` fitted on all of them: a sample would replace it by something worse.
+    held_out, others = embedded["validation"], None
+    # `cbml train` fitted on all of them: a sample would replace it by something worse.
+    train, whole = (samples[name].whole or samples[name].images for name in ("train", "validation"))
+    if samples["validation"].whole is not None:
         callback.on_message(f"embedding all {len(whole)} validation images")
         held_out = embed_images(model, whole)
+    if len(rest := images_of_other_classes(train, whole, seed)):
+        callback.on_message(f"embedding {len(rest)} training images to search among")
+        others = embed_images(model, rest).embeddings
     try:
-        probability = MatchProbability.fit(held_out)
+        probability = MatchProbability.fit(held_out, others=others)
     except BadData as error:
         callback.on_message(f"no probabilities: {error}")
         return {}

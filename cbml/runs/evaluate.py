@@ -36,6 +36,9 @@ from cbml.training import (
 
 # Seconds: another evaluation counts itself in a moment, while a training holds its folder for long.
 _TURN = 10.0
+# Training images among which held-out ones are searched for, to fit probabilities: as many as are
+# embedded in seconds.
+OTHERS = 2048
 _CONDITIONS = ("queries", "lone_queries", "gallery", "classes")
 _KMEANS = ("kmeans_seed", "kmeans_iterations", "kmeans_attempts")
 
@@ -264,6 +267,14 @@ def evaluate_by(
 def _class_names(images: ImageDataset) -> Any:
     """The class of each image: two datasets name one class by one name, not by one number."""
     return np.array(images.class_names)[images.known_labels]
+
+
+def images_of_other_classes(
+    images: ImageDataset, held_out: ImageDataset, seed: int
+) -> ImageDataset:
+    """At most 2,048 of the images, drawn by the seed, of classes that are not held out."""
+    others = np.flatnonzero(~np.isin(_class_names(images), held_out.class_names))
+    return images.subset(np.sort(np.random.default_rng(seed).permutation(others)[:OTHERS]))
 
 
 def score_split(

@@ -22,6 +22,7 @@ from cbml.models import Embedder, Execution, find_backbone
 from cbml.progress import counted, duration
 from cbml.runs.config import RunConfig
 from cbml.runs.defaults import FIRST_RUNS, FirstRun, larger_crop
+from cbml.runs.evaluate import OTHERS
 from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.sections import OF_CLUSTERS
 from cbml.training import (
@@ -111,7 +112,8 @@ def workload(config: RunConfig, splits: Splits, batch: int, *, test: bool) -> Wo
     estimated = len(splits.train) if config.loss.parameters == "from-data" else 0
     train, held_out = (min(len(part), _REPORTED) for part in (splits.train, splits.validation))
     reported = train + 2 * held_out
-    once = min(estimated, 4096) + len(splits.validation) + reported + 2 * tested * test
+    calibrated = len(splits.validation) and len(splits.validation) + min(len(splits.train), OTHERS)
+    once = min(estimated, 4096) + calibrated + reported + 2 * tested * test
     return Workload(
         len(splits.train), batch, len(splits.validation), once, config.training.validate_every
     )

@@ -20,7 +20,14 @@ from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_execution, build_model, use_backbone
 from cbml.runs.compare import FREE, check_same_run
 from cbml.runs.config import RunConfig, check_names
-from cbml.runs.evaluate import embed_for_search, embed_split, evaluate_by, note_test_evaluation
+from cbml.runs.evaluate import (
+    embed_for_search,
+    embed_images,
+    embed_split,
+    evaluate_by,
+    images_of_other_classes,
+    note_test_evaluation,
+)
 from cbml.runs.folder import hold_run, run_calibration
 from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts, with_chosen_parameters
 from cbml.runs.planning import with_start
@@ -255,10 +262,17 @@ def _calibrate(folder: Path, parts: Parts, distributed: Distributed, callback: C
     """Fit match probabilities on the held-out classes."""
     if parts.held_out is None:
         return
+    held_out = parts.held_out.images
     embeddings = embed_dataset(parts.model, parts.held_out, distributed)
+    seed = parts.config.training.seed
+    images = images_of_other_classes(parts.splits.train, held_out, seed)
+    others = embed_images(parts.model, images, None, distributed) if len(images) else None
     if distributed.is_main_process:
-        labels = parts.held_out.images.known_labels
-        MatchProbability.fit(embeddings, labels).save(folder / "calibration.json")
+        labels = held_out.known_labels
+        fitted = MatchProbability.fit(
+            embeddings, labels, others=None if others is None else others.embeddings
+        )
+        fitted.save(folder / "calibration.json")
         if (classes := len(set(labels))) < CLASSES_TO_TRUST:
             callback.on_message(
                 f"match probabilities were fitted to only {classes} held-out classes: they may be "

@@ -151,3 +151,24 @@ def test_probabilities_that_mislead_about_known_labels_are_left_out(
     for fitted, common, noise in ((few, 0.0, 1.0), (many, 3.0, 0.5)):
         assert probability_for(fitted, *rows(12, common, noise)) is None
     assert probability_for(few, *rows(5, 3.0, 0.5)) is not None, "too few images to tell"
+
+
+def test_images_of_other_classes_show_what_a_larger_gallery_means() -> None:
+    """Few classes stand for many: a query has far more irrelevant images there that resemble it."""
+    rows, labels = crowded(0)
+    order = np.random.default_rng(0).permutation(480)
+    held_out, trained, searched = (np.isin(labels, part) for part in np.split(order, [48, 240]))
+    wrong = {}
+    for name, others in (("alone", None), ("among others", rows[trained])):
+        fitted = MatchProbability.fit(rows[held_out], labels[held_out], others=others)
+        check = check_results(fitted, rows[searched], labels[searched])[10]
+        wrong[name] = (check.ece, check.log_loss)
+    assert wrong["among others"][0] < 0.5 * wrong["alone"][0], wrong
+    assert wrong["among others"][1] < wrong["alone"][1], wrong
+
+
+def test_no_other_images_change_nothing() -> None:
+    rows, labels = crowded(0, classes=48)
+    alone = MatchProbability.fit(rows, labels)
+    assert MatchProbability.fit(rows, labels, others=rows[:0]) == alone
+    assert MatchProbability.fit(rows, labels, others=crowded(1)[0][:96]) != alone
