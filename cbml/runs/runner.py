@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cbml.bayes import MatchProbability, check_results
+from cbml.bayes import FEWEST_CLASSES, MatchProbability, check_results
 from cbml.data import Batches, ImageDataset, Splits
 from cbml.errors import BadData
 from cbml.files import write_csv
@@ -255,14 +255,24 @@ def _calibrate(folder: Path, parts: Parts, distributed: Distributed, callback: C
     """Fit match probabilities on the held-out classes."""
     if parts.held_out is None:
         return
+    labels = parts.held_out.images.known_labels
+    share = parts.config.data.validation
+    more = (
+        "hold out more with --set validation=0.3, or add classes" if share < 0.3 else "add classes"
+    )
+    if (classes := int((parts.held_out.images.class_sizes() > 1).sum())) < FEWEST_CLASSES:
+        callback.on_message(
+            f"no match probabilities: they need {FEWEST_CLASSES} held-out classes with two images "
+            f"or more, and there are only {classes}; {more}"
+        )
+        return
     embeddings = embed_dataset(parts.model, parts.held_out, distributed)
     if distributed.is_main_process:
-        labels = parts.held_out.images.known_labels
         MatchProbability.fit(embeddings, labels).save(folder / "calibration.json")
         if (classes := len(set(labels))) < CLASSES_TO_TRUST:
             callback.on_message(
-                f"match probabilities were fitted to only {classes} held-out classes: they may be "
-                "far off for others; with more classes, or --set validation=0.3, they get better"
+                f"match probabilities were fitted to only {classes} held-out classes, so they may "
+                f"be far off for others; {more}"
             )
 
 

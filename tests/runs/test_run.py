@@ -65,6 +65,7 @@ def test_what_follows_the_model_cannot_fail_the_run(
     monkeypatch.setattr(MatchProbability, "fit", broken)
     monkeypatch.setattr(runner, "report_run", broken)
     heard = Messages()
+    config = config.replace(data={"validation": 0.6})  # classes enough for a fit
     result = run(config, tmp_path / "run", test=True, callback=heard)
     assert result.test is not None
     assert (tmp_path / "run" / "model" / "manifest.json").exists()
