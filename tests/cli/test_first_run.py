@@ -221,6 +221,28 @@ def test_too_few_held_out_classes_for_probabilities_name_the_flag(
     assert "labels:" not in heard
 
 
+def test_a_gallery_knows_the_classes_that_its_model_was_trained_on(
+    folder: Path, tmp_path: Path
+) -> None:
+    shared, out = tmp_path / "shared", tmp_path / "run"
+    for number, path in enumerate(sorted(folder.rglob("*.png"))):
+        place = shared / ("test" if number % 3 == 0 else "train") / path.parent.name
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place / path.name)
+    classes = len(list(folder.iterdir()))
+    known = {}
+    for images in (shared, folder):
+        assert run(["train", str(images), *SMALL, "--out", str(out / images.name)]) == 0
+        for part in ("test", "all"):
+            gallery = tmp_path / f"{images.name}-{part}"
+            words = [str(out / images.name), str(images), "--split", part, "--out", str(gallery)]
+            assert run(["index", *words]) == 0
+            with Gallery(gallery) as opened:
+                known[images.name, part] = opened.state.known_labels
+    assert [known[shared.name, part] for part in ("test", "all")] == [classes, classes]
+    assert [known[folder.name, part] for part in ("test", "all")] == [0, 0]
+
+
 def test_two_runs_are_compared(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
