@@ -1,5 +1,6 @@
 """`cbml index`: a searchable gallery of images."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -164,9 +165,10 @@ def build_gallery(
     """A gallery with scores, and with what the run knows of probabilities and of its images."""
     from cbml.evaluation import evaluate
     from cbml.gallery import build
-    from cbml.runs import run_calibration, training_paths
+    from cbml.runs import known_labels, run_calibration, training_paths
 
     calibration = run_calibration(run)
+    known = known_labels(run, {ref.path: ref.label for ref in refs})
     built = build(
         model,
         refs,
@@ -174,7 +176,7 @@ def build_gallery(
         evaluate=evaluate,
         calibration=calibration,
         trained_on=training_paths(run),
-        settings=settings,
+        settings=dataclasses.replace(settings, known_labels=known),
         group=group,
     )
     if calibration is not None and built.images > 1 and not built.probabilities:

@@ -260,11 +260,32 @@ def _print_result(result: "RunResult", as_json: bool) -> None:
         last = "" if fitted.best_step is not None else "the last model is kept, in model/; "
         print(f"  without labels {last}clusters.csv names the clusters")
     _print_next(result)
-    if fitted.best_step == 0:
-        print(
+    if warning := _no_gain(result):
+        print(warning)
+
+
+def _no_gain(result: "RunResult") -> str:
+    """What to shout where the training did not pay; "" where it did, or nobody knows."""
+    rate = result.config.optimizer.learning_rate
+    lower = f"--set learning_rate={rate / 3:.0e}".replace("e-0", "e-").replace("e+00", "")
+    if result.fitted.best_step == 0:
+        return (
             "TRAINING DID NOT IMPROVE ON THE START: model/ is the network as it was before. Try a "
-            "lower learning rate (--set learning_rate=3e-5), more steps, or more classes."
+            f"lower learning rate ({lower}), more steps, or more classes."
         )
+    if result.test is None or result.test_start is None:
+        return ""
+    for name, title in (("recall@1", "Recall@1"), ("map@r", "MAP@R")):  # the second breaks ties
+        after, before = result.test.get(name), result.test_start.get(name)
+        if after is None or before is None or after > before:
+            return ""
+        if after < before:
+            return (
+                f"THE TRAINED MODEL IS WORSE THAN THE START ON THE TEST IMAGES: {title} "
+                f"{after:.3f} against {before:.3f}. Train for longer (--steps "
+                f"{4 * result.fitted.steps}, or --minutes), or try a lower learning rate ({lower})."
+            )
+    return ""
 
 
 def _print_next(result: "RunResult") -> None:

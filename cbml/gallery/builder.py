@@ -51,6 +51,7 @@ class BuildSettings:
         recall: Recall of a new index of kind "pq4", as `cbml.Index` takes it.
         token: Password or key for servers that ask for one; never saved.
         rebuild: Embed all images again; needed when the model is another one.
+        known_labels: Labels of images new to the model that it was trained on; None if unknown.
         save_every: Seconds after which what was embedded so far is saved; longer where saving takes
             more than a tenth of that.
     """
@@ -61,6 +62,7 @@ class BuildSettings:
     recall: float | None = None
     token: str | None = None
     rebuild: bool = False
+    known_labels: int | None = None
     save_every: float = 60.0
 
 
@@ -306,8 +308,10 @@ class GalleryBuilder:
         same = trained is before or (
             trained is not None and before is not None and np.array_equal(trained, before)
         )
-        if not same:
-            self.state = dataclasses.replace(self.state, trained=trained)
+        known = self.settings.known_labels
+        known = self.state.known_labels if known is None else known
+        if not same or known != self.state.known_labels:
+            self.state = dataclasses.replace(self.state, trained=trained, known_labels=known)
 
     def _calibrate(self, calibration: "MatchProbability | None") -> None:
         """Probabilities for these images, from the model's; as they were where nothing is new."""

@@ -224,6 +224,7 @@ class Info:
     labeled: int
     labels: int
     trained_on: int | None
+    known_labels: int | None
     bad: int
     dim: int
     model: ModelInfo

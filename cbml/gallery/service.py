@@ -200,6 +200,7 @@ class Service:
             "labeled": int((gallery.codes >= 0).sum()),
             "labels": len(gallery.label_names),
             "trained_on": None if state.trained is None else int(state.trained.sum()),
+            "known_labels": state.known_labels,
             "bad": len(state.bad),
             "dim": gallery.dim,
             "model": {

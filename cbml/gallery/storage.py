@@ -68,8 +68,9 @@ class State:
     `uid` is made once for each gallery and names its collection on a server; `source` says what
     the images were listed from; `store` is the address of the vectors; `fingerprint` and
     `generation` name the folders of the model and of the vectors; `trained` says of each image
-    whether the model was trained on it, where that is known; `parts` are what the model's reranker
-    reads of each image, where it names one.
+    whether the model was trained on it, and `known_labels` how many labels of the others it was
+    trained on, where that is known; `parts` are what the model's reranker reads of each image,
+    where it names one.
     """
 
     uid: str
@@ -89,6 +90,7 @@ class State:
     calibration: "MatchProbability | None" = None
     trained: NDArray[np.bool_] | None = None
     parts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    known_labels: int | None = None
 
     @property
     def reranker(self) -> RerankerEntry | None:
@@ -170,6 +172,8 @@ def write_state(folder: Path, state: State) -> None:
         for name in ("uid", "source", "store", "fingerprint", "model", "generation", "next_id")
     }
     metadata["scores"] = None if state.scores is None else state.scores.totals
+    if state.known_labels is not None:
+        metadata["known_labels"] = state.known_labels
     replaced = _folders_in_use(folder)
     save_folder(folder, KIND, parts, metadata)
     now = {state.model_folder(folder).name, state.index_folder(folder).name}
@@ -298,6 +302,8 @@ def _check(state: State) -> None:
         lengths.add(len(state.scores.first_hits))
     if state.trained is not None:
         lengths.add(len(state.trained))
+    if not isinstance(state.known_labels, int | None):
+        raise ValueError(f"known_labels {state.known_labels!r} is not a number of labels")
     if len(lengths) != 1:
         raise ValueError(f"parts of {sorted(lengths)} images")
     if len(ids) and (ids[0] < 0 or (np.diff(ids) <= 0).any() or ids[-1] >= state.next_id):

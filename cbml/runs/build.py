@@ -128,6 +128,20 @@ def training_paths(run: str | Path) -> set[str] | None:
     return None if images is None else {os.path.abspath(path) for path in images.paths}
 
 
+def known_labels(run: str | Path, labels: Mapping[str, str | None]) -> int | None:
+    """How many labels of images that are new to a run it was trained on; None if unknown.
+
+    Args:
+        run: A run's folder; see `training_images`.
+        labels: Absolute path of an image -> its label.
+    """
+    images = training_images(run)
+    if images is None:
+        return None
+    seen = {os.path.abspath(path) for path in images.paths}
+    return len({labels[path] for path in labels.keys() - seen} & set(images.class_names))
+
+
 def build_model(config: RunConfig, method: nn.Module | None = None) -> Embedder:
     """The untrained model of a config, on the GPU where there is one.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cbml.bayes import MatchProbability, check_results
+from cbml.bayes import FEWEST_CLASSES, MatchProbability, check_results
 from cbml.data import Batches, ImageDataset, Splits
 from cbml.errors import BadData
 from cbml.files import write_csv
@@ -262,21 +262,29 @@ def _calibrate(folder: Path, parts: Parts, distributed: Distributed, callback: C
     """Fit match probabilities on the held-out classes."""
     if parts.held_out is None:
         return
-    held_out = parts.held_out.images
+    held_out, train = parts.held_out.images, parts.splits.train
+    share = parts.config.data.validation
+    more = (
+        "hold out more with --set validation=0.3, or add classes" if share < 0.3 else "add classes"
+    )
+    if (classes := int((held_out.class_sizes() > 1).sum())) < FEWEST_CLASSES:
+        callback.on_message(
+            f"no match probabilities: they need {FEWEST_CLASSES} held-out classes with two images "
+            f"or more, and there are only {classes}; {more}"
+        )
+        return
     embeddings = embed_dataset(parts.model, parts.held_out, distributed)
-    seed = parts.config.training.seed
-    images = images_of_other_classes(parts.splits.train, held_out, seed)
-    others = embed_images(parts.model, images, None, distributed) if len(images) else None
+    others = None
+    if len(rest := images_of_other_classes(train, held_out, parts.config.training.seed)):
+        others = embed_images(parts.model, rest, None, distributed, callback).embeddings
     if distributed.is_main_process:
         labels = held_out.known_labels
-        fitted = MatchProbability.fit(
-            embeddings, labels, others=None if others is None else others.embeddings
-        )
-        fitted.save(folder / "calibration.json")
+        probability = MatchProbability.fit(embeddings, labels, others=others)
+        probability.save(folder / "calibration.json")
         if (classes := len(set(labels))) < CLASSES_TO_TRUST:
             callback.on_message(
-                f"match probabilities were fitted to only {classes} held-out classes: they may be "
-                "far off for others; with more classes, or --set validation=0.3, they get better"
+                f"match probabilities were fitted to only {classes} held-out classes, so they may "
+                f"be far off for others; {more}"
             )
 
 

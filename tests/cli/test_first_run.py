@@ -193,6 +193,56 @@ def test_a_training_that_did_not_help_says_so_in_its_last_line(
     assert "Training did not improve on the start" in (out / "report.html").read_text()
 
 
+def test_a_model_that_the_test_finds_worse_than_the_start_says_so_in_its_last_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    changes = ("learning_rate=3", "ema=0", "min_area=0.16", "validation=0")
+    harm = [word for change in changes for word in ("--set", change)]
+    assert run(["train", str(folder), *SMALL, *harm, "--test", "--out", str(out)]) == 0
+    last, record = capsys.readouterr().out.splitlines()[-1], read_record(out)
+    after, before = (record[name]["recall@1"] for name in ("test", "test_start"))
+    assert after < before, "or this test shows nothing"
+    assert last.startswith("THE TRAINED MODEL IS WORSE THAN THE START ON THE TEST IMAGES")
+    assert f"Recall@1 {after:.3f} against {before:.3f}" in last
+    assert "--set learning_rate=1" in last, "a third of what it was"
+    assert "--minutes" in last
+
+
+def test_too_few_held_out_classes_for_probabilities_name_the_flag(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = [*SMALL, "--set", "validation=0.1", "--out", str(tmp_path / "run")]
+    assert run(["train", str(folder), *few]) == 0
+    heard = capsys.readouterr().err
+    assert not (tmp_path / "run" / "calibration.json").exists()
+    assert "no match probabilities: " in heard
+    assert "--set validation=0.3" in heard
+    assert "labels:" not in heard
+
+
+def test_a_gallery_knows_the_classes_that_its_model_was_trained_on(
+    folder: Path, tmp_path: Path
+) -> None:
+    shared, out = tmp_path / "shared", tmp_path / "run"
+    for number, path in enumerate(sorted(folder.rglob("*.png"))):
+        place = shared / ("test" if number % 3 == 0 else "train") / path.parent.name
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place / path.name)
+    classes = len(list(folder.iterdir()))
+    known = {}
+    for images in (shared, folder):
+        assert run(["train", str(images), *SMALL, "--out", str(out / images.name)]) == 0
+        for part in ("test", "all"):
+            gallery = tmp_path / f"{images.name}-{part}"
+            words = [str(out / images.name), str(images), "--split", part, "--out", str(gallery)]
+            assert run(["index", *words]) == 0
+            with Gallery(gallery) as opened:
+                known[images.name, part] = opened.state.known_labels
+    assert [known[shared.name, part] for part in ("test", "all")] == [classes, classes]
+    assert [known[folder.name, part] for part in ("test", "all")] == [0, 0]
+
+
 def test_two_runs_are_compared(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,15 +5,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from cbml.bayes import MatchProbability
 from cbml.cli import main
+from cbml.data import ImageDataset
 from cbml.errors import BadData, DamagedFile
 from cbml.runs import RunConfig, parse_overrides, resumed_config, run, runner
 from cbml.runs.compare import FREE, check_same_run
+from cbml.runs.evaluate import images_of_other_classes
 from cbml.runs.sections import FLAT_KEYS
 from cbml.training import Callback, Method, read_record, update_record
 from tests.training.small import class_folders
@@ -65,6 +68,7 @@ def test_what_follows_the_model_cannot_fail_the_run(
     monkeypatch.setattr(MatchProbability, "fit", broken)
     monkeypatch.setattr(runner, "report_run", broken)
     heard = Messages()
+    config = config.replace(data={"validation": 0.6})  # classes enough for a fit
     result = run(config, tmp_path / "run", test=True, callback=heard)
     assert result.test is not None
     assert (tmp_path / "run" / "model" / "manifest.json").exists()
@@ -198,3 +202,15 @@ def test_every_loss_and_method_is_listed(capsys: pytest.CaptureFixture[str]) -> 
     for name in (*LOSSES, *METHODS):
         assert f"  {name} " in printed
     assert "against a memory of all images (--labels each)" in printed
+
+
+def test_probabilities_are_fitted_among_images_of_other_classes() -> None:
+    paths = tuple(Path(f"{number}.jpg") for number in range(6000))
+    images = ImageDataset(paths, np.arange(6000) % 6, tuple("abcdef"))
+    held_out = ImageDataset(paths[:2], np.arange(2), ("b", "z"))
+    chosen = images_of_other_classes(images, held_out, 3)
+    assert chosen.class_names == tuple("acdef"), "b has relevant images"
+    assert len(set(chosen.paths)) == 2048
+    assert chosen.paths == images_of_other_classes(images, held_out, 3).paths
+    assert chosen.paths != images_of_other_classes(images, held_out, 4).paths
+    assert len(images_of_other_classes(held_out, held_out, 0)) == 0

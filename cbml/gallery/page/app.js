@@ -73,16 +73,19 @@ async function start(signal) {
 /** What the probabilities were tested on. */
 function checked({ probability_check: check }) {
   if (!check) return "";
-  const where = check.on === "gallery" ? "of this gallery, for labels that the fit had not seen" : "for images held out of training";
-  return `Match probabilities were tested on ${plural(check.results, "search result")} ${where}: they are ${(100 * check.error).toFixed(1)} points off on average.`;
+  const off = `${(100 * check.error).toFixed(1)} points off on average`;
+  const tested = `Match probabilities were tested on ${plural(check.results, "search result")}`;
+  if (check.on !== "gallery") return `${tested} for images held out of training: they are ${off}.`;
+  return `${tested} of this gallery: fitted to one half of its labels, they are ${off} for the other half.`;
 }
 
-/** Whether training images are among what the totals are about. */
-function trained({ trained_on: number, images, has_scores: scored }) {
+/** Whether training images are among what the totals are about, or classes that the model knows. */
+function trained({ trained_on: number, known_labels: known, labels, images, has_scores: scored }) {
   const better = scored ? ", so the scores are better than for new images" : "";
-  if (number === 0) return "None of these images was used in training.";
+  const fresh = known ? ` ${number ? "The other scores" : "Scores"} are for new images of known classes: the model was trained on ${known === labels ? "all" : count(known)} of these ${plural(labels, "label")}.` : "";
+  if (number === 0) return `None of these images was used in training.${fresh}`;
   if (number === images && images) return `All of these images were used in training${better}.`;
-  if (number > 0) return `${count(number)} of these images were used in training${better}.`;
+  if (number > 0) return `${count(number)} of these images were used in training${better}.${fresh}`;
   return scored ? "Whether training images are among these is not known." : "";
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cbml.cli import main
-from cbml.gallery import Gallery, ImageRef, build
+from cbml.gallery import BuildSettings, Gallery, ImageRef, build
 from cbml.models import Embedder
 from tests.gallery.page.visits import PROGRAM, Visit, draw_image, make_gallery, serving
 
@@ -82,6 +82,33 @@ def test_the_header_says_what_was_tested_and_what_was_trained_on(
             other.open(wait=".tile")
             assert expected in other.page.locator("#about").inner_text()
             assert other.api("images/3")["trained_on"] is (images[3].path in paths)
+
+
+def test_the_header_says_when_the_model_knows_the_classes(
+    visit_of: Any, images: list[ImageRef], tmp_path: Path
+) -> None:
+    model = Embedder("conv4", dim=16, weights="none", seed=0)
+    labels = len({image.label for image in images if image.label})
+    none, two = set[str](), {images[0].path, images[3].path}
+    scores = "cores are for new images of known classes: the model was trained on"
+    for known, paths, expected in (
+        (None, none, None),  # as in galleries of earlier versions
+        (labels, none, f"training. S{scores} all of these {labels} labels."),
+        (labels - 1, none, f"training. S{scores} {labels - 1} of these {labels} labels."),
+        (labels, two, f". The other s{scores} all of these {labels} labels."),
+        (0, none, None),
+    ):
+        settings = BuildSettings(known_labels=known)
+        build(model, images, tmp_path / "g", trained_on=paths, settings=settings)
+        assert ("known_labels" in (tmp_path / "g" / "manifest.json").read_text()) == (
+            known is not None
+        )
+        with serving(tmp_path / "g") as url, visit_of(url) as other:
+            other.open(wait=".tile")
+            words = other.page.locator("#about").inner_text()
+            assert other.api("info")["known_labels"] == known
+            assert (expected or "training.") in words
+            assert ("known classes" in words) == (expected is not None)
 
 
 def test_probabilities_fitted_to_the_gallery_are_told_from_others(tmp_path: Path) -> None:
