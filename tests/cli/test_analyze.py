@@ -42,7 +42,7 @@ def test_few_held_out_classes_are_said_to_say_little(
     assert "fitted to only 3 held-out classes" in capsys.readouterr().err
     two = [*SMALL, "--set", "validation=0.3", "--out", str(tmp_path / "two")]
     assert run(["train", data, *two]) == 0
-    assert "at least 3 classes with two images or more, got 2" in capsys.readouterr().err
+    assert "they need 3 held-out classes with two images or more" in capsys.readouterr().err
     assert not (tmp_path / "two" / "calibration.json").exists()
 
 
