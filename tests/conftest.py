@@ -19,14 +19,19 @@ for end in (_signals, _notify):
 signal.set_wakeup_fd(_notify, warn_on_full_buffer=False)
 
 
-# Files whose tests wait for servers and processes most of the time. Begun first, they wait while
-# other workers compute.
-_WAITING = ("test_service_safety.py", "gallery/test_processes.py", "test_stores.py")
+# Files whose tests wait for servers and processes most of the time, and a long one that nobody else
+# could shorten at the end. Begun first, they wait while other workers compute.
+_FIRST = (
+    "test_service_safety.py",
+    "gallery/test_processes.py",
+    "test_stores.py",
+    "test_step_memory.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what waits, and give long tests the time that they need on a busy machine."""
-    items.sort(key=lambda item: not str(item.path).endswith(_WAITING))
+    items.sort(key=lambda item: not str(item.path).endswith(_FIRST))
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))
