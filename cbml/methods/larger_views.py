@@ -13,7 +13,13 @@ from cbml.data import EpochBatches
 from cbml.errors import BadData
 from cbml.index import Index
 from cbml.losses import CBMLLoss, check_count, check_number
-from cbml.methods.unlabeled import HeadStart, Unlabeled, image_features, whitening
+from cbml.methods.unlabeled import (
+    HeadStart,
+    Unlabeled,
+    image_features,
+    whiten_head,
+    whitening,
+)
 from cbml.models import Embedder, Preprocessing
 from cbml.outputs import Outputs
 from cbml.training import BatchInfo, EpochPlan, StepLoss, TrainingView
@@ -45,7 +51,8 @@ class LargerViews(Unlabeled):
 
     One image in ten is not trained on. `agreement` is the share of their nearest neighbors that are
     also theirs by t: with choose_by=agreement the model that agrees best is kept, which is the
-    start itself where training only did harm.
+    start itself where training only did harm. At the end a linear layer that started as a whitening
+    becomes that of the trained network's features, unless the old one agrees better.
 
     Args:
         num_images: Number of training images, N, unreadable ones included.
@@ -143,12 +150,29 @@ class LargerViews(Unlabeled):
 
     def judge(self, view: TrainingView) -> Mapping[str, float]:
         """The share of the nearest neighbors of images not trained on that t gives them too."""
-        readable = view.readable
+        return {"agreement": self._agreement(view.readable, view.embed())}
+
+    def finish(self, view: TrainingView) -> bool:
+        """Whiten the features anew: those of the trained network are no longer white."""
+        head = view.model.head
+        if self.head_start != "whitened" or not isinstance(head, nn.Linear):
+            return False
+        features = image_features(view.model, view.embed)
+        trained = [parameter.detach().clone() for parameter in head.parameters()]
+        before = self._agreement(view.readable, _embedded(head, features))
+        whiten_head(head, features)
+        if self._agreement(view.readable, _embedded(head, features)) < before:
+            with torch.no_grad():
+                for parameter, value in zip(head.parameters(), trained, strict=True):
+                    parameter.copy_(value)
+        return True
+
+    def _agreement(self, readable: Indices, embeddings: Vectors) -> float:
         judges = np.flatnonzero(self.held_out.cpu().numpy()[readable])
-        by_model = readable[_nearest(view.embed(), _COMPARED, judges)]
+        by_model = readable[_nearest(embeddings, _COMPARED, judges)]
         by_teacher = self.nearest.cpu().numpy()[readable[judges], :_COMPARED]
         shared = (by_model[:, :, None] == by_teacher[:, None, :]).any(axis=2)
-        return {"agreement": float(shared.mean())}
+        return float(shared.mean())
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
         """Batches of images with their neighbors."""
@@ -171,6 +195,14 @@ class LargerViews(Unlabeled):
             terms["pairs"] = self.pairs(x, images, lists)
             total = total + self.pair_weight * terms["pairs"]
         return StepLoss(total, terms)
+
+
+def _embedded(head: nn.Linear, features: Vectors) -> Vectors:
+    """Unit vectors that a linear layer gives of features. (N, D)"""
+    with torch.no_grad():
+        rows = head(torch.from_numpy(features).to(head.weight))
+        embedded: Vectors = functional.normalize(rows, dim=1).float().cpu().numpy()
+    return embedded
 
 
 class _Enlarged(nn.Module):

@@ -97,10 +97,14 @@ def start_head(model: Embedder, embed: Embed) -> None:
         model: Before its first step.
         embed: Gives the unit vectors of the images by a network, such as `TrainingView.embed`.
     """
-    head = model.head
-    if not isinstance(head, nn.Linear):
+    if not isinstance(model.head, nn.Linear):
         raise BadData("head_start=whitened: needs a model with one linear layer; use random")
-    weight, bias = whitening(image_features(model, embed), model.dim)
+    whiten_head(model.head, image_features(model, embed))
+
+
+def whiten_head(head: nn.Linear, features: Vectors) -> None:
+    """Let the linear layer whiten these features. (N, C)"""
+    weight, bias = whitening(features, head.out_features)
     if not len(weight):
         return
     with torch.no_grad():

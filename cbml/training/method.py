@@ -294,6 +294,17 @@ class Method(nn.Module):
         del view
         return {}
 
+    def finish(self, view: TrainingView) -> bool:
+        """Complete the trained model that is kept, once, at the end; gives whether it did.
+
+        Must give the same in every process. A start model that nothing surpassed is left alone.
+
+        Args:
+            view: The model with its best weights, which may be changed.
+        """
+        del view
+        return False
+
     @property
     def refines(self) -> bool:
         """Whether embeddings of a set depend on each other."""

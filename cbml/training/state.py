@@ -135,6 +135,14 @@ class TrainingState:
         if self.best_method is not None:
             self.method.load_state_dict(self.best_method)
 
+    def keep_finished(self) -> None:
+        """Take the model as it is for the best: its method has finished it, after the last step.
+
+        Checkpoints hold it as it was before, so that more steps can follow.
+        """
+        if self.best_step is not None:
+            self.best_weights, self._best_saved = _copied(self.model.state_dict()), None
+
     def save_best(self, folder: Path) -> None:
         """Write the model of the best step, if there is one and it is not written yet."""
         if self.best_step is not None and self._best_saved != self.best_step:

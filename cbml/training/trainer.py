@@ -377,6 +377,9 @@ class Trainer:
         state, folder = self.state, self.records.folder
         self._save()
         state.restore_best()
+        if state.step and state.best_step != 0 and self.method.finish(self._view()):
+            self._agree()
+            state.keep_finished()
 
         if self.records.writes and folder is not None:
             if state.best_step is None:

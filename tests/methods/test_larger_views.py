@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,6 +15,7 @@ from cbml.data import ImageDataset, PackedDataset, PackedImages, TrainTransform
 from cbml.errors import BadData
 from cbml.methods import LargerViews
 from cbml.methods.larger_views import neighbor_batches, neighbor_pairs, similarity_distillation
+from cbml.methods.unlabeled import head_outputs
 from cbml.models import Embedder
 from cbml.outputs import Outputs
 from cbml.training import (
@@ -26,6 +28,7 @@ from cbml.training import (
     build_batches,
     fit,
 )
+from cbml.training.checkpoints import newest_checkpoint
 from tests.training.small import CROP, embedder
 
 ROWS = torch.tensor([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])
@@ -180,6 +183,49 @@ def test_a_model_that_agrees_less_is_given_up_for_the_start(
         for one, other in zip(model.backbone.parameters(), fresh.backbone.parameters(), strict=True)
     ]
     assert all(moved) if trend > 0 else not any(moved)
+
+
+class Finishing(LargerViews):
+    """Finds the whitened layer better, or worse, than the trained one."""
+
+    whitened, asked = 1.0, 0
+
+    def judge(self, view: TrainingView) -> Mapping[str, float]:
+        return {"agreement": float(view.step)}
+
+    def _agreement(self, readable: NDArray[np.int64], embeddings: NDArray[np.float32]) -> float:
+        assert embeddings.shape == (len(readable), 8)
+        self.asked += 1
+        return self.asked * self.whitened
+
+
+@pytest.mark.parametrize("whitened", [1.0, -1.0])
+@pytest.mark.parametrize("choose_by", ["agreement", "recall@1"])
+def test_at_the_end_the_linear_layer_whitens_what_the_network_learned(
+    images: ImageDataset, tmp_path: Path, whitened: float, choose_by: str
+) -> None:
+    settings = Settings(steps=3, validate_every=2, learning_rate=1e-2, choose_by=choose_by)
+
+    def finished(*, resume: bool) -> Embedder:
+        model, method = small_model(), Finishing(num_images=42, doubtful=5)
+        method.whitened = whitened
+        batches, run = view_of(images, model).batches, Run(tmp_path, resume=resume)
+        fit(model, method, batches, settings=settings, run=run, callback=Callback())
+        return model
+
+    model = finished(resume=False)
+    checkpoint = newest_checkpoint(tmp_path / "checkpoints", print)
+    assert checkpoint is not None
+    kept = model.get_parameter("head.weight").detach()
+    assert torch.equal(kept, checkpoint.part("model")["head.weight"]) == (whitened < 0)
+    rows = head_outputs(model, view_of(images, model).embed)
+    used = kept.abs().sum(dim=1).numpy() > 0
+    white = np.allclose(np.cov(rows[:, used].T, bias=True), np.eye(used.sum()), atol=1e-2)
+    assert white == (whitened > 0)
+    assert torch.equal(Embedder.load(tmp_path / "model").get_parameter("head.weight"), kept)
+    # A run that has ended is finished again from its checkpoint, and not twice.
+    assert torch.equal(finished(resume=True).get_parameter("head.weight"), kept)
+    assert torch.equal(Embedder.load(tmp_path / "model").get_parameter("head.weight"), kept)
 
 
 def test_without_being_asked_nothing_is_chosen(images: ImageDataset) -> None:
