@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import sklearn.isotonic
+import sklearn.linear_model
+import sklearn.metrics
 import torch
 
 import cbml.experiments
@@ -28,7 +31,11 @@ from cbml.training import fit
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.program", "tests.training.children"])
-LOADED = (cbml.experiments.run_jobs, cbml.gallery.Gallery, cbml.runs.run, Embedder, fit)
+# Imported where they are first used, and so in every fork that uses them, but for this.
+LOADED = (
+    (cbml.experiments.run_jobs, cbml.gallery.Gallery, cbml.runs.run, Embedder, fit),
+    (sklearn.isotonic, sklearn.linear_model, sklearn.metrics),
+)
 
 
 class Program:

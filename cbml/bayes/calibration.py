@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.isotonic import IsotonicRegression
 
 from cbml.errors import DamagedFile
 from cbml.program import command
@@ -57,6 +56,8 @@ class MonotoneCurve:
             positives: How many positives there are at each place. (S,)
             negatives: How many negatives there are. (S,)
         """
+        from sklearn.isotonic import IsotonicRegression  # importing it takes as long as torch
+
         score, positive, negative = (
             np.asarray(part, dtype=np.float64) for part in (scores, positives, negatives)
         )

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
-from sklearn.linear_model import LogisticRegression
 
 from cbml.bayes.calibration import Line, MonotoneCurve, Odds, Reliability
 from cbml.bayes.neighbors import Neighbors, mean_of_cohort, nearest_neighbors, ranks_to_fit
@@ -92,6 +91,8 @@ def _odds(results: Results, share: float) -> tuple[Odds, Odds]:
 
 
 def _fit_line(results: Results, share: float) -> Line:
+    from sklearn.linear_model import LogisticRegression  # importing it takes as long as torch
+
     matches = results.matches
     if matches.all() or not matches.any():
         raise BadData(

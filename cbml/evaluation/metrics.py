@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
-from sklearn.metrics import mutual_info_score
 
 Codes = NDArray[np.integer[Any]]
 Ranks = NDArray[np.int64]
@@ -77,6 +76,8 @@ def agreement(classes: Codes, clusters: Codes) -> tuple[float, float]:
         classes: Group of each thing. (N,)
         clusters: Each row's group in the other grouping. (N,)
     """
+    from sklearn.metrics import mutual_info_score  # importing it takes as long as torch
+
     class_sizes, cluster_sizes = _sizes(classes), _sizes(clusters)
     if len(class_sizes) == len(cluster_sizes) == 1:
         return 1.0, 1.0  # one group each: the same grouping

@@ -131,3 +131,13 @@ def test_help_and_front_door_import_nothing_heavy() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_what_takes_as_long_as_torch_is_imported_where_it_is_used() -> None:
+    code = (
+        "import sys, cbml.runs, cbml.gallery\n"
+        "from cbml import CBMLLoss, evaluate, fit, run\n"
+        "heavy = {'sklearn', 'pandas', 'timm', 'torchvision', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
