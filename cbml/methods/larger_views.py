@@ -56,8 +56,8 @@ class LargerViews(Unlabeled):
 
     Args:
         num_images: Number of training images, N, unreadable ones included.
-        enlarge: How much larger the teacher's views are; None takes 2, and less where that would
-            exceed 224 pixels.
+        enlarge: How much larger than the training crops the teacher's views are; None takes 2, and
+            less where that would exceed 224 pixels.
         temperature: T of both softmaxes.
         pair_weight: Weight of CBML on the neighbors. It did not help on fixed features.
         positives: Nearest neighbors among which positives are.
@@ -124,7 +124,7 @@ class LargerViews(Unlabeled):
 
     def _look(self, view: TrainingView) -> Vectors:
         """t of the readable images, as the main process sees them. (N, W)"""
-        crop = view.model.preprocessing.crop
+        crop = view.batches.transform.crop
         factor = self.enlarge or max(1.0, min(2.0, LARGEST_VIEW / crop))
         side = round(crop * factor)
         embed = functools.partial(view.embed, from_files=True)
