@@ -119,10 +119,9 @@ def resolve_head(head: HeadKind | None, backbone: str, dim: int) -> HeadKind | N
     """
     if not isinstance(head, ChannelAttention):
         return head
-    if dim < head.count * head.streams:
-        raise BadData(
-            f"dim {dim}: {head.count * head.streams} attentions need at least as many numbers"
-        )
+    attentions = head.count * head.streams
+    if dim < 2 * attentions:  # a unit vector of one number is a sign, and learns nothing
+        raise BadData(f"dim {dim}: {attentions} attentions need two numbers each")
     return dataclasses.replace(head, tap=module_of(head.tap, backbone))
 
 
