@@ -131,6 +131,15 @@ def test_the_losses_of_the_streams_are_added() -> None:
             expected = expected + 0.2 * decoupled(rows[first], rows[second])
         expected = expected + 0.014 * active(outputs.parts[part], stream.head.linear.weight)
     torch.testing.assert_close(found.total, expected)
+    activity = torch.autograd.grad(
+        found.terms["activity"], [*model.parameters()], allow_unused=True, retain_graph=True
+    )
+    moved = [
+        name
+        for (name, _), g in zip(model.named_parameters(), activity, strict=True)
+        if g is not None
+    ]
+    assert moved == [f"{layer}.weight" for layer in method.layers]
 
 
 def test_one_stream_is_the_first_of_three() -> None:
