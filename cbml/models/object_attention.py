@@ -61,9 +61,8 @@ def object_boxes(found: Tensor, height: int, width: int) -> Tensor:
     right, bottom = (left + side).clamp(max=width), (top + side).clamp(max=height)
     box = torch.stack([left.clamp(min=0), top.clamp(min=0), right, bottom], dim=1)
     whole = torch.tensor([0, 0, width, height], device=box.device)
-    still = found.flatten(2).amax(dim=2).eq(found.flatten(2).amin(dim=2)).all(dim=1)
-    nowhere = still | ~chosen.flatten(1).any(dim=1)
-    return torch.where(nowhere[:, None], whole, box)
+    somewhere = chosen.flatten(1).any(dim=1)  # not in a map that is alike everywhere
+    return torch.where(somewhere[:, None], box, whole)
 
 
 def walk(found: Tensor, steps: int = _STEPS) -> Tensor:
