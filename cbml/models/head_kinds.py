@@ -52,7 +52,11 @@ class ChannelAttention:
         _check_sizes("ChannelAttention", **sizes)
 
     def widths(self, dim: int) -> list[int]:
-        """Widths of all parts of an embedding, the first ones wider where it has to be."""
+        """Widths of all parts of an embedding, the first ones wider where it has to be.
+
+        Args:
+            dim: Width of the embedding.
+        """
         parts = self.count * self.streams
         return [dim // parts + (part < dim % parts) for part in range(parts)]
 
