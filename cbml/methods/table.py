@@ -273,7 +273,7 @@ METHODS: dict[str, MethodEntry] = {
     ),
     "deml": MethodEntry(
         location="cbml.methods.deml:DeML",
-        title="three attentions over the channels of one map, pushed apart",
+        title="three networks for an image, a crop of it and a crop of that, with attentions each",
         printed=("DeML",),
     ),
     "lscm_gnn": MethodEntry(

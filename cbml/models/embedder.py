@@ -1,6 +1,7 @@
 """The model: a backbone, pooling, one linear layer, and a length of one."""
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,7 @@ from cbml.models.head_kinds import (
     ChannelAttention,
     FusionHead,
     HeadKind,
+    Stream,
     head_as_dict,
     head_of,
     resolve_head,
@@ -31,6 +33,7 @@ from cbml.models.heads import (
     pool,
     resolve_levels,
 )
+from cbml.models.object_attention import crop_to_object
 from cbml.models.preprocessing import Preprocessing
 from cbml.models.weights import load_weights, read_model, write_model
 from cbml.outputs import Outputs
@@ -97,29 +100,39 @@ class Embedder(nn.Module):
             self.backbone = row.build(self.pooling)
             self.gem = GeneralizedMean() if self.pooling == "generalized_mean" else None
             self.head_kind = resolve_head(head, backbone, dim)
-            self.head = self._build_head(row.features, heads)
+            self.head, *further = self._build_heads(row.features, heads)
         self.heads, self.reranker = heads, reranker
         self.provenance = load_weights(self.backbone, backbone, weights)
+        self.streams = nn.ModuleDict(
+            {
+                f"stream_{number}": Stream(copy.deepcopy(self.backbone), each)
+                for number, each in enumerate(further, start=2)
+            }
+        )
         if self.batch_norm == "frozen":
             for norm in _batch_norms(self):
                 norm.requires_grad_(False)
         self.train()
 
-    def _build_head(self, features: int, heads: Sequence[Head]) -> nn.Module:
+    def _build_heads(self, features: int, heads: Sequence[Head]) -> list[nn.Module]:
+        """The head, and those of further streams."""
         if heads:
             built = Heads(heads, self._widths(features, {head.tap for head in heads}))
             self.dim = _checked_dim(built.dim)
-            return built
+            return [built]
         kind = self.head_kind
         if isinstance(kind, ChannelAttention):
+            if kind.streams > 1 and self.pooling == "backbone":
+                raise BadData("streams: pooling 'backbone' hides the map; use pooling='average'")
             channels = self._widths(features, {kind.tap})[kind.tap]
-            return AttentionHead(kind, channels, features, self.dim)
+            sizes = (channels, features, self.dim)
+            return [AttentionHead(kind, *sizes, stream) for stream in range(kind.streams)]
         if kind is not None:
-            return FusionHead(kind, features, self.dim)
+            return [FusionHead(kind, features, self.dim)]
         head = nn.Linear(features, self.dim)
         nn.init.kaiming_normal_(head.weight, mode="fan_out")
         nn.init.zeros_(head.bias)
-        return head
+        return [head]
 
     def _widths(self, last: int, taps: set[str]) -> dict[str, int]:
         """Channels of the maps at some depths; those within the backbone are seen in a trial."""
@@ -158,9 +171,10 @@ class Embedder(nn.Module):
 
         Those are, all float32: "map", the backbone's last map (B, C, H, W), "features", pooled
         (B, C), and "raw", what the linear layer gives before the division by its length. Behind a
-        colon stands another depth or a head: "map:layer3", "features:layer3", "raw:second". A model
-        with one linear layer also has "cells:4", the unit vectors of 4 by 4 cells of the map, which
-        are what the linear layer makes of each. (B, 16, D)
+        colon stands another depth, a head or a stream: "map:layer3", "features:layer3",
+        "raw:second", "features:stream_2". A model with one linear layer also has "cells:4", the
+        unit vectors of 4 by 4 cells of the map, which are what the linear layer makes of each.
+        (B, 16, D)
 
         Args:
             images: Float images as `preprocessing` describes them.
@@ -169,7 +183,8 @@ class Embedder(nn.Module):
         asked = [(part, *part.partition(":")[::2]) for part in parts]
         taps = {head.tap for head in self.heads}
         taps |= {where for _, kind, where in asked if kind in ("map", "features")}
-        maps = self._maps(images, taps)
+        maps = self._maps(images, taps - self.streams.keys())
+        maps |= self._further_maps(images, maps[LAST])
         with torch.autocast(images.device.type, enabled=False):
             features = {tap: self._pooled(found) for tap, found in maps.items()}
             if isinstance(self.head, Heads):
@@ -178,6 +193,8 @@ class Embedder(nn.Module):
                 embeddings = self.head.embedding(own)
             elif isinstance(self.head, AttentionHead | FusionHead):
                 raw = self.head.raw(features[LAST], images, self.preprocessing)
+                for name, stream in self._further_streams():
+                    raw |= stream.head.raw(features[name], images, self.preprocessing)
                 own = {name: functional.normalize(part, dim=1) for name, part in raw.items()}
                 embeddings = self.head.embedding(own)
                 # Of several attentions the first stands for the image.
@@ -204,13 +221,31 @@ class Embedder(nn.Module):
         cells = cut_cells(found.float(), side)  # (B, C, side, side)
         return functional.normalize(self.head(cells.flatten(2).transpose(1, 2)), dim=2)
 
-    def _maps(self, images: Tensor, taps: set[str]) -> dict[str, Tensor]:
+    def _further_streams(self) -> Iterator[tuple[str, Stream]]:
+        for name, stream in self.streams.items():
+            assert isinstance(stream, Stream)
+            yield name, stream
+
+    def _further_maps(self, images: Tensor, found: Tensor) -> dict[str, Tensor]:
+        """The last map of each further stream, which sees a crop of what the one before saw."""
+        maps = {}
+        for name, stream in self._further_streams():
+            if found.dim() != 4:
+                raise BadData(f"streams: {self.backbone_name} gives no map to crop an image by")
+            images = crop_to_object(images, found[: images.shape[0]])
+            found = maps[name] = self._maps(images, set(), stream)[LAST]
+        return maps
+
+    def _maps(
+        self, images: Tensor, taps: set[str], stream: nn.Module | None = None
+    ) -> dict[str, Tensor]:
         """The backbone's last map under LAST, and those behind the modules that are tapped."""
         maps: dict[str, Tensor] = {}
+        network: Any = self if stream is None else stream
         with contextlib.ExitStack() as hooks:
             for tap in taps - {LAST}:
                 try:
-                    module = self.backbone.get_submodule(tap)
+                    module = network.backbone.get_submodule(tap)
                 except AttributeError:
                     raise BadData(f"tap {tap!r}: {self.backbone_name} has no such module") from None
 
@@ -218,15 +253,15 @@ class Embedder(nn.Module):
                     maps[tap] = output
 
                 hooks.callback(module.register_forward_hook(keep).remove)
-            head = getattr(self, "head", None)  # not yet there when its width is looked for
+            head = getattr(network, "head", None)  # not yet there when its width is looked for
             if isinstance(head, AttentionHead):
 
                 def spread(_: nn.Module, __: object, output: Tensor) -> Tensor:
                     return head.spread(output)
 
-                module = self.backbone.get_submodule(head.tap)
+                module = network.backbone.get_submodule(head.tap)
                 hooks.callback(module.register_forward_hook(spread).remove)
-            maps[LAST] = self.backbone(images)
+            maps[LAST] = network.backbone(images)
         return maps
 
     def _pooled(self, found: Tensor) -> Tensor:
@@ -254,17 +289,17 @@ class Embedder(nn.Module):
     ) -> list[dict[str, Any]]:
         """Two groups for an optimizer, "backbone" and "head", each with its learning rate.
 
+        The networks of further streams belong to "backbone".
+
         Args:
             learning_rate: Learning rate of the head, and of a learned pooling power.
             backbone_factor: The backbone's learning rate as a multiple of it. The authors' program
                 writes 0.1 but trains with 1.
         """
-        backbone = [p for p in self.backbone.parameters() if p.requires_grad]
-        rest = [
-            parameter
-            for name, parameter in self.named_parameters()
-            if parameter.requires_grad and not name.startswith("backbone.")
-        ]
+        networks = [self.backbone, *(stream.backbone for _, stream in self._further_streams())]
+        backbone = [p for network in networks for p in network.parameters() if p.requires_grad]
+        known = {id(parameter) for network in networks for parameter in network.parameters()}
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
         return [
             {"name": "backbone", "params": backbone, "lr": learning_rate * backbone_factor},
             {"name": "head", "params": rest, "lr": learning_rate},

@@ -6,6 +6,9 @@ rest of the backbone sees all of them:
     A_j = sigmoid(V_j ReLU(U_j X)),  U, V convolutions of one place
     part_j = unit(W pool(rest(A_j ⊙ X))),  one W for all j;  embedding = the parts side by side
 
+It may have several streams, each a network with attentions and a W of its own: the first sees the
+image, the next the object in it by `cbml.models.object_attention`, and so on; all start alike.
+
 `ColorFusion`: a histogram h of the colors that the network sees joins its features g:
 
     fused = unit(W (relu(F g + a) + relu(U h + c)) + b),  network = unit(W relu(F g + a) + b)
@@ -33,16 +36,29 @@ class ChannelAttention:
     Args:
         tap: Name of the backbone's module whose output is weighed; "low" or "middle" for the
             backbone's own module of that level.
-        count: How many attentions, and parts "attention_1" ... of the embedding.
+        count: How many attentions each stream has. The parts of the embedding are "attention_1",
+            ..., stream by stream.
         hidden: Channels between the two convolutions of an attention.
+        streams: How many networks there are, each of which sees less of the image.
     """
 
     tap: str = "middle"
     count: int = 3
     hidden: int = 64
+    streams: int = 1
 
     def __post_init__(self) -> None:
-        _check_sizes("ChannelAttention", count=self.count, hidden=self.hidden)
+        sizes = {"count": self.count, "hidden": self.hidden, "streams": self.streams}
+        _check_sizes("ChannelAttention", **sizes)
+
+    def widths(self, dim: int) -> list[int]:
+        """Widths of all parts of an embedding, the first ones wider where it has to be.
+
+        Args:
+            dim: Width of the embedding.
+        """
+        parts = self.count * self.streams
+        return [dim // parts + (part < dim % parts) for part in range(parts)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +123,26 @@ def resolve_head(head: HeadKind | None, backbone: str, dim: int) -> HeadKind | N
     """
     if not isinstance(head, ChannelAttention):
         return head
-    if dim < head.count:
-        raise BadData(f"dim {dim}: {head.count} attentions need at least as many numbers")
+    attentions = head.count * head.streams
+    if dim < 2 * attentions:  # a unit vector of one number is a sign, and learns nothing
+        raise BadData(f"dim {dim}: {attentions} attentions need two numbers each")
     return dataclasses.replace(head, tap=module_of(head.tap, backbone))
 
 
 class AttentionHead(nn.Module):
-    """The layers of `ChannelAttention`."""
+    """The layers of one stream of `ChannelAttention`.
 
-    def __init__(self, head: ChannelAttention, channels: int, features: int, dim: int) -> None:
+    Args:
+        head: What it describes.
+        channels: Of the map that is weighed.
+        features: Width of the pooled features.
+        dim: Width of the embedding.
+        stream: Which of the streams, from 0.
+    """
+
+    def __init__(
+        self, head: ChannelAttention, channels: int, features: int, dim: int, stream: int = 0
+    ) -> None:
         super().__init__()
         self.tap = head.tap
         self.attentions = nn.ModuleList(
@@ -128,7 +155,8 @@ class AttentionHead(nn.Module):
             for _ in range(head.count)
         )
         # Where the width cannot be divided evenly, the last parts leave out W's last row.
-        self.widths = [dim // head.count + (part < dim % head.count) for part in range(head.count)]
+        self.first = stream * head.count
+        self.widths = head.widths(dim)[self.first :][: head.count]
         self.linear = nn.Linear(features, self.widths[0], bias=False)
         nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
 
@@ -144,12 +172,23 @@ class AttentionHead(nn.Module):
         rows = self.linear(features).unflatten(0, (len(self.attentions), -1)).unbind(0)
         return {
             f"attention_{number}": part[:, :width]
-            for number, (part, width) in enumerate(zip(rows, self.widths, strict=True), start=1)
+            for number, (part, width) in enumerate(
+                zip(rows, self.widths, strict=True), start=self.first + 1
+            )
         }
 
     def embedding(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The parts side by side, of length one."""
         return functional.normalize(torch.cat([*parts.values()], dim=1), dim=1)
+
+
+class Stream(nn.Module):
+    """A further network of a model, with a head of its own."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(head, AttentionHead), "no other head has streams"
+        self.backbone, self.head = backbone, head
 
 
 class FusionHead(nn.Module):

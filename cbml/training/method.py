@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cbml.data import Batches, EpochBatches, FileImages
 from cbml.errors import BadData
-from cbml.models import Embedder, Head, HeadKind
+from cbml.models import Embedder, Head, HeadKind, resolve_head
 from cbml.outputs import Outputs
 from cbml.training.batches import embed_indices
 from cbml.training.distributed import Distributed
@@ -218,7 +218,8 @@ class Method(nn.Module):
                 f"{type(self).__name__}: the model has no head {sorted(missing)[0]!r}; build it "
                 "with heads=method.heads(dim)"
             )
-        if self.head is not None and type(model.head_kind) is not type(self.head):
+        wanted = resolve_head(self.head, model.backbone_name, model.dim)
+        if wanted is not None and wanted != model.head_kind:
             raise BadData(f"{type(self).__name__}: build the model with head=method.head")
         self._attached = (model,)
 

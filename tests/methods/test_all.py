@@ -97,7 +97,7 @@ CASES: dict[str, Callable[[], Method]] = {
     ),
     "pads": lambda: PADS(num_classes=CLASSES, every=1),
     "smart_mining": SmartMining,
-    "deml": lambda: DeML(hidden=8),
+    "deml": lambda: DeML(hidden=8, streams=2, attentions=2),
     "lscm_gnn": lambda: LSCMGNN(neighbors=3, hidden=8, embedding_size=DIM),
     "fusing_net": lambda: FusingNet(width=16, num_classes=CLASSES, embedding_size=DIM),
     "hdml": lambda: HDML(

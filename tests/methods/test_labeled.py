@@ -181,7 +181,9 @@ def test_a_model_without_its_head_is_refused(name: str) -> None:
         CASES[name]().attach(Embedder("conv4", dim=DIM))
 
 
-@pytest.mark.parametrize("name", ["hdc", "drml_pa", "dcml_mdw"])  # taps, relations, gates
+@pytest.mark.parametrize(
+    "name", ["hdc", "drml_pa", "dcml_mdw", "deml"]
+)  # taps, relations, gates, crops
 def test_its_model_is_exported_with_a_free_batch(name: str) -> None:
     model, _ = attached(name)
     pixels, _ = batch(name)

@@ -23,7 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "horde": {"width": 32},
     "mic": {"clusters": 5},
     "hdml": {"hidden": 16},
-    "deml": {"hidden": 8},
+    "deml": {"hidden": 8, "attentions": 2},
     "fusing_net": {"width": 16},
 }
 LABELED = [name for name, entry in METHODS.items() if entry.labels == "known"]
