@@ -34,7 +34,7 @@ function more(image) {
     title: "Details (D)", "data-detail": image.id }, "⋯");
 }
 
-/** A label in one line; of nested ones the last part is the last to be cut. Of a file name the end tells most. */
+/** A label in one line, of a nested one that is too long the last part; of a file name in a folder, the end. */
 function name(image) {
   const text = image.label ?? image.name, last = text.lastIndexOf("/") + 1;
   if (image.label != null && last > 0) {

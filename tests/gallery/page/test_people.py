@@ -186,8 +186,12 @@ def test_of_a_nested_label_the_last_part_is_read(
         page = visit.open(wait=".tile")
         shown = page.locator(".tile .name").first
         assert shown.inner_text().replace("\n", "") == label
-        cut = "(part) => part.scrollWidth > part.clientWidth"
-        assert [part.evaluate(cut) for part in shown.locator("bdi").all()] == [True, False]
+        box, folders, last = (
+            part.bounding_box() for part in (shown, *shown.locator("bdi").all())
+        )
+        assert folders["y"] + folders["height"] <= box["y"] + 1, "its folders are out of sight"
+        assert (last["x"], last["y"] - box["y"]) == (box["x"], pytest.approx(0, abs=1))
+        assert last["width"] < box["width"], "nothing of the last part is cut"
 
 
 def test_one_image_without_a_label(visit_of: Any, images: list[ImageRef], tmp_path: Path) -> None:
