@@ -186,9 +186,7 @@ def test_of_a_nested_label_the_last_part_is_read(
         page = visit.open(wait=".tile")
         shown = page.locator(".tile .name").first
         assert shown.inner_text().replace("\n", "") == label
-        box, folders, last = (
-            part.bounding_box() for part in (shown, *shown.locator("bdi").all())
-        )
+        box, folders, last = (part.bounding_box() for part in (shown, *shown.locator("bdi").all()))
         assert folders["y"] + folders["height"] <= box["y"] + 1, "its folders are out of sight"
         assert (last["x"], last["y"] - box["y"]) == (box["x"], pytest.approx(0, abs=1))
         assert last["width"] < box["width"], "nothing of the last part is cut"
