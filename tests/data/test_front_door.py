@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -299,6 +300,23 @@ def delimited(
 def json_lines(root: Path, rows: Rows) -> Path:
     (root / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     return root / "t.jsonl"
+
+
+COUNTED = """
+import pathlib, sys, psutil
+from pyarrow import parquet  # which starts threads of its own
+from cbml.data.table import _read_parquet
+before = psutil.Process().num_threads()
+assert _read_parquet(pathlib.Path(sys.argv[1]))["label"] == ["oak"]
+assert psutil.Process().num_threads() == before
+"""
+
+
+def test_reading_parquet_leaves_no_thread_that_outlives_python(tmp_path: Path) -> None:
+    table = as_parquet(tmp_path, [{"path": "a.png", "label": "oak"}])
+    child = [sys.executable, "-c", COUNTED, str(table)]
+    read = subprocess.run(child, capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr
 
 
 def as_parquet(root: Path, rows: Rows) -> Path:
