@@ -504,6 +504,7 @@ def test_a_folder_taken_for_a_table_leads_on_as_a_folder(
     ("files", "said"),
     [
         (["run.json", "model/manifest.json"], "a run, not images; .*IMAGES --start .*--resume"),
+        (["run.json", "metrics.jsonl", "analysis/pairs.png"], "a run, not images"),
         (["manifest.json", "arrays-1.safetensors"], "a gallery, not images; .*cbml serve"),
         (["manifest.json", "model-1.json"], "a saved model, not images"),
     ],
