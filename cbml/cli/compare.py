@@ -41,7 +41,7 @@ def verb(
 def _table(found: "Comparison") -> list[str]:
     """The settings and scores that differ or tell something, in columns as wide as they need."""
     names = [run.name for run in found.runs]
-    rows = [("", *(names if names[0] != names[1] else map(str, found.runs)), "")]
+    rows = [("", *(names if names[0] != names[1] else map(str, found.runs)), "change")]
     rows += [(name, *map(str, values), "") for name, values in found.settings.items()]
     for name, (one, two) in found.scores.items():
         if {one, two} <= {1.0, None}:  # as Recall@1000 of few images

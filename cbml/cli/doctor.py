@@ -52,7 +52,7 @@ def _print_program(answer: dict[str, Any]) -> None:
         print(f"{'packages' if start == 0 else '':<10}{', '.join(versions[start : start + 4])}")
 
 
-def _print_machine(machine: dict[str, Any], browser: str | None) -> None:
+def _print_machine(machine: dict[str, Any], browser: dict[str, Any]) -> None:
     memory = f", {_bytes(machine['memory'])} of memory" if machine["memory"] else ""
     print(f"machine   {machine['system']}, {machine['processor']}")
     print(
@@ -63,7 +63,13 @@ def _print_machine(machine: dict[str, Any], browser: str | None) -> None:
     cards = [f"{card['name']}, {_bytes(card['memory'])}" for card in machine["gpus"]]
     print(f"gpu       {'; '.join(cards) or ('mps' if machine['mps'] else 'none: the CPU trains')}")
     print(f"bfloat16  {'works' if machine['bfloat16'] else 'announced, but stops programs here'}")
-    print(f"browser   {browser or 'none found; pages and reports open on another machine, too'}")
+    name = browser["name"] or "none found"
+    without = "--open shows nothing here; pages and reports open on another machine, too"
+    if browser["opens"]:
+        print(f"browser   {name}")
+    else:
+        print(f"browser   {name}{', but no screen' if browser['name'] else ''}")
+        print(f"          {without}")
 
 
 def _print_extras(extras: dict[str, dict[str, Any]]) -> None:

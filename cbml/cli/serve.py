@@ -83,7 +83,8 @@ def verb(
         if open_page:
             import webbrowser
 
-            webbrowser.open(address if token is None else f"{address}#token={token}")
+            if not webbrowser.open(address if token is None else f"{address}#token={token}"):
+                print("  no browser opened here: open the address yourself", file=sys.stderr)
 
     try:
         serve_app(app, listening, started=started)

@@ -201,6 +201,11 @@ def no_images(folder: Path) -> BadData:
     return BadData(f"{folder}: no images found{others}; looked for {known}")
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's, whose only images are figures of its results."""
+    return all((folder / name).is_file() for name in ("run.json", "metrics.jsonl"))
+
+
 def _made_by_us(folder: Path) -> str:
     """What a folder is that holds our results instead of images, and what to give; else ""."""
     if (folder / "run.json").is_file():

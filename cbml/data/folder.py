@@ -9,7 +9,7 @@ from typing import Literal
 
 from PIL import Image
 
-from cbml.data.discovery import Found, image_folders, no_images, open_source
+from cbml.data.discovery import Found, image_folders, is_run, no_images, open_source
 from cbml.data.image_dataset import Splits
 from cbml.data.splits import SPLIT_NAMES, class_splits, stated_splits, unlabeled_splits
 from cbml.data.table import find_metadata, metadata_splits
@@ -53,7 +53,7 @@ def folder(
     """
     root = open_source(path)
     folders = dict(image_folders(root))
-    if not folders:
+    if not folders or is_run(root):
         raise no_images(root)
     named = labels == "names" or label_from is not None
     if find_metadata(root) and not named:
@@ -87,7 +87,7 @@ def folder_images(path: Path | str, *, label_from: str | None = None) -> Found:
     """
     root = open_source(path)
     folders = dict(image_folders(root))
-    if not folders:
+    if not folders or is_run(root):
         raise no_images(root)
     if find_metadata(root) and label_from is None:
         found = metadata_splits(root)

@@ -254,7 +254,9 @@ def _read_parquet(source: Path) -> Columns:
         raise MissingExtra("pyarrow", "table") from None
     try:
         with open_regular(source) as file:
-            content = parquet.read_table(file)
+            # Without threads: theirs may still run as Python ends, which aborts the program.
+            table = parquet.ParquetFile(file, pre_buffer=False)
+            content = table.read(use_threads=False)
     except (ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:100]
         raise BadData(f"{source}: not a Parquet table ({reason})") from None

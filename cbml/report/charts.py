@@ -1,5 +1,6 @@
 """Small charts as SVG text, so that a page needs no script and no image file."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def chart(
 
     grid = [_row(text, place(x[0], tick)[1]) for tick, text in y_ticks]
     grid += [_column(text, place(tick, y[0])[0]) for tick, text in x_ticks]
-    drawn = Markup().join([*grid, *(_drawn(one, place) for one in series)])
+    drawn = Markup().join([*grid, *(_drawn(one, place, y) for one in series)])
     legend = Markup().join(
         Markup('<span class="key"><i class="{}"></i>{}</span>').format(one.color, one.name)
         for one in series
@@ -139,7 +140,7 @@ def histogram_chart(
         ],
         x=(low, high),
         y=(0.0, ticks[-1]),
-        x_ticks=[(x, f"{x:g}") for x in (-1.0, -0.5, 0.0, 0.5, 1.0) if low <= x <= high],
+        x_ticks=_inner_ticks(low, high),
         y_ticks=[(tick, f"{tick:.0%}" if tick else "0") for tick in ticks],
     )
 
@@ -193,14 +194,12 @@ def ratio_chart(title: str, counted: Points, lines: Sequence[Series], x: Range) 
         [*lines, Series(counted, "third", "dots", "counted", sizes=[2.5] * len(counted))],
         x=x,
         y=(ticks[0], ticks[-1]),
-        x_ticks=[
-            (tick, f"{tick:g}") for tick in (-1.0, -0.5, 0.0, 0.5, 1.0) if x[0] <= tick <= x[1]
-        ],
+        x_ticks=_inner_ticks(*x),
         y_ticks=[(tick, f"{tick:g}") for tick in ticks],
     )
 
 
-def _drawn(one: Series, place: Callable[[float, float], tuple[float, float]]) -> Markup:
+def _drawn(one: Series, place: Callable[[float, float], tuple[float, float]], y: Range) -> Markup:
     spots = [place(px, py) for px, py in one.points]
     if one.shape == "dots":
         sizes = one.sizes or [4.0] * len(spots)
@@ -211,11 +210,37 @@ def _drawn(one: Series, place: Callable[[float, float], tuple[float, float]]) ->
             )
             for (across, up), size, hint in zip(spots, sizes, hints, strict=True)
         )
-    path = " ".join(f"{across:.1f},{up:.1f}" for across, up in spots)
     if one.shape == "area":
-        return Markup('<polygon class="{}" points="{}"/>').format(one.color, path)
+        return Markup('<polygon class="{}" points="{}"/>').format(one.color, _path(spots))
     dashed = " dashed" if one.shape == "dashed" else ""
-    return Markup('<polyline class="line {}{}" points="{}"/>').format(one.color, dashed, path)
+    return Markup().join(
+        Markup('<polyline class="line {}{}" points="{}"/>').format(
+            one.color, dashed, _path([place(*point) for point in run])
+        )
+        for run in _runs_within(one.points, y)
+    )
+
+
+def _path(spots: Points) -> str:
+    return " ".join(f"{across:.1f},{up:.1f}" for across, up in spots)
+
+
+def _runs_within(points: Points, y: Range) -> list[Points]:
+    """The parts of a line inside a range of y; where it leaves the range it ends, at the border."""
+    if len(points) == 1:
+        return [points]
+    runs: list[list[tuple[float, float]]] = []
+    for (x1, y1), (x2, y2) in itertools.pairwise(points):
+        # From where to where, as shares of the way, the segment is inside.
+        shares = sorted((bound - y1) / (y2 - y1) for bound in y) if y1 != y2 else (0.0, 1.0)
+        start, end = max(shares[0], 0.0), min(shares[1], 1.0)
+        if start > end or (y1 == y2 and not y[0] <= y1 <= y[1]):
+            continue
+        first, last = ((x1 + t * (x2 - x1), y1 + t * (y2 - y1)) for t in (start, end))
+        if start > 0 or not runs or runs[-1][-1] != (x1, y1):
+            runs.append([first])
+        runs[-1].append((x2, y2) if end == 1 else last)
+    return list(runs)
 
 
 def _stairs(edges: Sequence[float], heights: Sequence[float]) -> Points:
@@ -237,6 +262,11 @@ def _column(text: str, across: float) -> Markup:
     return Markup('<text x="{:.1f}" y="{}" text-anchor="{}">{}</text>').format(
         across, _HEIGHT - 6, anchor, escape(text)
     )
+
+
+def _inner_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Round numbers between two others, with their texts."""
+    return [(tick, f"{tick:g}") for tick in _ticks(low, high) if low <= tick <= high]
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -92,3 +92,14 @@ def defaults_for(data: DataConfig, method: MethodConfig) -> Changes:
         for name, part in layer.items():
             start[name] = start.get(name, {}) | dict(part)
     return start
+
+
+def more_classes(held_out: float) -> str:
+    """What to do where too few classes are held out, the same wherever it is said.
+
+    Args:
+        held_out: The share of the training classes that is held out now.
+    """
+    many = 0.4
+    add = "add classes"
+    return f"hold out more with --set validation={many}, or {add}" if held_out < many else add

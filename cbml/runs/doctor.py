@@ -28,6 +28,8 @@ _MODULES = {
     "faiss-cpu": "faiss",
     "scikit-learn": "sklearn",
 }
+# Where there is no screen, Python's own search leaves these out.
+_BROWSERS = ("firefox", "chromium", "chromium-browser", "google-chrome", "microsoft-edge")
 _REQUIREMENT = re.compile(r"^([\w.-]+)(?:\[([\w,]+)\])?(?:>=([\d.]+))?")
 _EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
 
@@ -208,12 +210,14 @@ def _size(folder: Path) -> int:
     )
 
 
-def _browser() -> str | None:
+def _browser() -> dict[str, Any]:
+    """The browser of `--open`; without a screen, one that is installed all the same."""
     try:
         found = webbrowser.get()
     except webbrowser.Error:
-        return None
-    return str(getattr(found, "name", type(found).__name__))
+        name = next((name for name in _BROWSERS if shutil.which(name)), None)
+        return {"name": name, "opens": False}
+    return {"name": str(getattr(found, "name", type(found).__name__)), "opens": True}
 
 
 def _version(name: str) -> str | None:

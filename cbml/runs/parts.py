@@ -29,6 +29,7 @@ from cbml.runs.build import (
     training_splits,
 )
 from cbml.runs.config import RunConfig
+from cbml.runs.defaults import more_classes
 from cbml.runs.planning import Planner, has_pretrained_weights, plan_run, with_crop, workload
 from cbml.training import (
     CLASSES_PER_BATCH,
@@ -196,8 +197,8 @@ def _held_out(
             score = "map@r"
             note = (
                 f"only {classes} held-out classes, which hardly tell two models apart: the model "
-                "is chosen by MAP@R, and small differences are noise; hold out more with --set "
-                "validation=0.4, or add classes"
+                "is chosen by MAP@R, and small differences are noise; "
+                f"{more_classes(config.data.validation)}"
             )
     if note:
         splits.record.setdefault("notes", []).append(note)

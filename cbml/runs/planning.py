@@ -7,6 +7,7 @@ a run that is resumed neither measures nor chooses again.
 
 import copy
 import dataclasses
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from cbml.training import (
 CROPS = (96, 128, 160, 192, 227)
 _FEWEST_STEPS = 100
 _TRIED = 8
+# Passes whose median counts: on a busy machine a single one may take a hundred times as long.
+_TIMED = 5
 # A view that is larger by less than this shows a network hardly more.
 _LARGER = 1.25
 # The report embeds at most so many images of each of two splits, and those of one by the start.
@@ -208,7 +211,8 @@ class Planner:
         images = torch.zeros(count, 3, crop, crop, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             self._passes(images)  # the first is slower
-            training, forward = self._passes(images)
+            passes = [self._passes(images) for _ in range(_TIMED)]
+        training, forward = map(statistics.median, zip(*passes, strict=True))
         share = count * self.processes  # processes work side by side
         test_crop = with_crop(self.config.replace(model={"crop": crop})).test_crop
         larger = (test_crop / crop) ** 2

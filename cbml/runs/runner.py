@@ -20,6 +20,7 @@ from cbml.query_gallery import QueryGallery
 from cbml.runs.build import build_execution, build_model, use_backbone
 from cbml.runs.compare import FREE, check_same_run
 from cbml.runs.config import RunConfig, check_names
+from cbml.runs.defaults import more_classes
 from cbml.runs.evaluate import (
     embed_for_search,
     embed_images,
@@ -263,10 +264,7 @@ def _calibrate(folder: Path, parts: Parts, distributed: Distributed, callback: C
     if parts.held_out is None:
         return
     held_out, train = parts.held_out.images, parts.splits.train
-    share = parts.config.data.validation
-    more = (
-        "hold out more with --set validation=0.3, or add classes" if share < 0.3 else "add classes"
-    )
+    more = more_classes(parts.config.data.validation)
     if (classes := int((held_out.class_sizes() > 1).sum())) < FEWEST_CLASSES:
         callback.on_message(
             f"no match probabilities: they need {FEWEST_CLASSES} held-out classes with two images "

@@ -62,6 +62,20 @@ def test_the_instruction_sets_are_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert machine["instruction_sets"].startswith(words)
 
 
+def test_a_browser_is_found_where_there_is_no_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "\nbrowser   none found\n" in doctor(folder=tmp_path).stdout
+    (tmp_path / "chromium").write_text("#!/bin/sh\n")
+    (tmp_path / "chromium").chmod(0o755)
+    assert "\nbrowser   chromium, but no screen\n" in doctor(folder=tmp_path).stdout
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert "\nbrowser   chromium\n" in doctor(folder=tmp_path).stdout
+
+
 @pytest.fixture
 def torn(tmp_path: Path) -> Path:
     """A folder whose packages make an installation that is broken in three ways."""

@@ -217,8 +217,12 @@ def test_too_few_held_out_classes_for_probabilities_name_the_flag(
     heard = capsys.readouterr().err
     assert not (tmp_path / "run" / "calibration.json").exists()
     assert "no match probabilities: " in heard
-    assert "--set validation=0.3" in heard
+    advice = set(re.findall(r"--set validation=[\d.]+", heard))
+    assert advice == {"--set validation=0.4"}, "one line does not contradict another"
     assert "labels:" not in heard
+    many = [*SMALL, "--set", "validation=0.4", "--out", str(tmp_path / "many")]
+    assert run(["train", str(folder), *many]) == 0
+    assert "--set validation" not in capsys.readouterr().err, "what was given is not advised"
 
 
 def test_a_gallery_knows_the_classes_that_its_model_was_trained_on(

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -301,6 +302,23 @@ def json_lines(root: Path, rows: Rows) -> Path:
     return root / "t.jsonl"
 
 
+COUNTED = """
+import pathlib, sys, psutil
+from pyarrow import parquet  # which starts threads of its own
+from cbml.data.table import _read_parquet
+before = psutil.Process().num_threads()
+assert _read_parquet(pathlib.Path(sys.argv[1]))["label"] == ["oak"]
+assert psutil.Process().num_threads() == before
+"""
+
+
+def test_reading_parquet_leaves_no_thread_that_outlives_python(tmp_path: Path) -> None:
+    table = as_parquet(tmp_path, [{"path": "a.png", "label": "oak"}])
+    child = [sys.executable, "-c", COUNTED, str(table)]
+    read = subprocess.run(child, capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr
+
+
 def as_parquet(root: Path, rows: Rows) -> Path:
     parquet.write_table(pyarrow.Table.from_pylist(rows), root / "t.parquet")
     return root / "t.parquet"
@@ -486,6 +504,7 @@ def test_a_folder_taken_for_a_table_leads_on_as_a_folder(
     ("files", "said"),
     [
         (["run.json", "model/manifest.json"], "a run, not images; .*IMAGES --start .*--resume"),
+        (["run.json", "metrics.jsonl", "analysis/pairs.png"], "a run, not images"),
         (["manifest.json", "arrays-1.safetensors"], "a gallery, not images; .*cbml serve"),
         (["manifest.json", "model-1.json"], "a saved model, not images"),
     ],

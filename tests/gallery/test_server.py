@@ -280,6 +280,13 @@ def test_an_interrupt_from_the_keyboard_stops_it(gallery_folder: Path) -> None:
         assert stopped(process, signal.SIGINT) == 130
 
 
+def test_where_no_browser_opens_a_line_says_so(gallery_folder: Path, tmp_path: Path) -> None:
+    nothing = ["env", "-u", "DISPLAY", "-u", "WAYLAND_DISPLAY", "-u", "BROWSER", f"PATH={tmp_path}"]
+    with small.server(gallery_folder, "--open", before=nothing) as (process, _):
+        assert process.stderr is not None
+        assert process.stderr.readline() == "  no browser opened here: open the address yourself\n"
+
+
 def test_it_stops_in_order(served: tuple[subprocess.Popen[str], int]) -> None:
     """The last of this file: the server is gone afterwards."""
     process, port = served

@@ -88,6 +88,16 @@ def planner(config: RunConfig, per_pixel: float) -> Planner:
     return made
 
 
+def test_a_pause_while_measuring_does_not_change_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, paused = (0.4, 0.1), (90.0, 60.0)
+    times = iter([paused, paused, usual, usual, paused, usual])  # the first is never counted
+    monkeypatch.setattr(Planner, "_passes", lambda *_: next(times))
+    work = Workload(images=100, batch=8, held_out=10, once=10, validate_every=50)
+    made = Planner(RunConfig("x"), Embedder("conv4", dim=8), torch.nn.Identity(), Execution(), work)
+    cost = made._image_time(32, 8)
+    assert (cost.training, cost.forward) == (0.4 / 8, 0.1 / 8)
+
+
 def test_minutes_choose_the_largest_crop_that_leaves_time_for_a_hundred_steps() -> None:
     asked = RunConfig("x", training={"minutes": 2})
     assert planner(asked, 1e-9).choose().crop == CROPS[-1]

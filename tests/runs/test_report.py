@@ -12,6 +12,7 @@ from cbml.bayes import MatchProbability, PairHistogram, PairStatistics
 from cbml.data import ImageDataset, Splits
 from cbml.models import Embedder, find_backbone
 from cbml.report import QueryTiles, Tile, line_chart, neighbor_tile, ratio_chart, write_run_page
+from cbml.report.charts import Series
 from cbml.runs.report import _IMAGES, _calibration, _some_classes, pair_histogram, report_run
 from cbml.training import Run, read_metrics, read_record, update_record
 from cbml.training.records import Records
@@ -201,6 +202,28 @@ def test_however_large_the_classes_a_report_looks_at_few_images(sizes: list[int]
     some = _some_classes(ImageDataset((Path("a.png"),) * len(labels), labels, names))
     assert len(some) <= _IMAGES, "all pairs of them are looked at"
     assert len(some.class_names) >= min(2, len(sizes))
+
+
+def test_a_line_ends_where_it_leaves_the_chart() -> None:
+    # y from -0.5 to 0.5; the line crosses it twice, between the similarities 0.6 and 0.9.
+    line = Series([(0.6, -1.0), (0.7, 0.0), (0.8, 0.0), (0.9, 1.0)], name="formula")
+    chart = str(ratio_chart("steep", [], [line], (0.6, 0.9)))
+    (path,) = re.findall(r'<polyline [^>]*points="([^"]*)"', chart)
+    spots = [tuple(map(float, spot.split(","))) for spot in path.split()]
+    xs, ys = zip(*spots, strict=True)
+    left, right = 46, 408
+    sixth = (right - left) / 6
+    assert xs == pytest.approx([left + sixth * part for part in (1, 2, 4, 5)], abs=0.1)
+    assert ys[0] > ys[1] == ys[2] > ys[3]
+    outside = Series([(0.6, 2.0), (0.9, 3.0)])
+    assert "polyline" not in str(ratio_chart("outside", [], [outside], (0.6, 0.9)))
+    again = Series([(0.6, 0.0), (0.7, 2.0), (0.8, 0.0)])
+    assert str(ratio_chart("twice", [], [again], (0.6, 0.9))).count("polyline") == 2
+
+
+def test_a_narrow_axis_has_numbers() -> None:
+    chart = str(ratio_chart("narrow", [(0.7, 0.1)], [], (0.55, 0.95)))
+    assert [text for text in ("0.6", "0.7", "0.8", "0.9") if f">{text}</text>" in chart]
 
 
 def test_few_counted_ratios_do_not_stretch_the_axis() -> None:

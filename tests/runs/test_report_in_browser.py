@@ -14,6 +14,7 @@ from cbml.report import QueryTiles, Table, Tile, histogram_chart, write_page, wr
 from tests.gallery.page.visits import FLAGS, Visit, browser_path, visiting
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
 COMMAND = "cbml index 'runs/my run' IMAGES --out gallery"
 
 
@@ -58,6 +59,24 @@ def test_the_report_of_a_run(visit: Visit, tmp_path: Path) -> None:
     terms = {term.inner_text(): term.get_attribute("title") for term in page.locator("abbr").all()}
     assert {"Recall@1", "MAP@R", "test, after"} <= set(terms)
     assert all(str(text).endswith(".") for text in terms.values())
+
+
+def test_in_a_narrow_window_words_stay_whole_and_tiles_apart(visit: Visit, tmp_path: Path) -> None:
+    scores = {"recall@1": 0.5, "recall@100": 0.75, "map@r": 0.25, "r_precision": 0.5}
+    record: dict[str, Any] = {"best_step": 3, "test": scores, "test_start": scores}
+    tiles = [Tile(PIXEL, "oak", "0.90", "relevant") for _ in range(8)]
+    query = QueryTiles(Tile(PIXEL, "oak", "query", "query"), tiles)
+    gained = ("Queries that gained most", [(query, query)])
+    write_run_page(tmp_path / "report.html", record, [], gained=gained)
+    visit.page.set_viewport_size({"width": 400, "height": 800})
+    page = visit.open("report.html", wait="h1")
+    names = page.locator("tbody th:first-child abbr")
+    right = page.locator(".pair > div:nth-child(2)").bounding_box()
+    tile = page.locator(".pair .tile").first.bounding_box()
+    assert tile["x"] + tile["width"] <= right["x"], "the query is not covered"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.set_viewport_size({"width": 220, "height": 800})  # the table scrolls instead
+    assert {name.evaluate("(term) => term.getClientRects().length") for name in names.all()} == {1}
 
 
 def test_a_copy_that_is_not_allowed_selects_the_command(visit: Visit, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ export function similarLabels(labels, text) {
     const name = label.toLowerCase();
     if (name.startsWith(wanted)) return 0;
     if (name.includes(wanted)) return 1;
-    return 1 + Math.min(edits(name, wanted), edits(name.split("/").at(-1), wanted)); // Fruit/Banana
+    const words = [name, ...name.split("/"), ...name.split(/[/\s_.-]+/)]; // Vegetables/Tomato/Beef-Tomato
+    return 1 + Math.min(...words.map((word) => edits(word, wanted)));
   };
   const most = 1 + Math.max(2, Math.floor(wanted.length / 3));
   return labels.map((label) => [distance(label), label]).filter(([far]) => far <= most)

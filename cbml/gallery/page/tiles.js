@@ -34,9 +34,13 @@ function more(image) {
     title: "Details (D)", "data-detail": image.id }, "⋯");
 }
 
-/** A label or file name in one line; of a path that is too long, the end is shown. */
-function name(text) {
-  return element("span", { class: text.includes("/") ? "name path" : "name" }, element("bdi", {}, text));
+/** A label in one line, of a nested one that is too long the last part; of a file name in a folder, the end. */
+function name(image) {
+  const text = image.label ?? image.name, last = text.lastIndexOf("/") + 1;
+  if (image.label != null && last > 0) {
+    return element("span", { class: "name nested" }, element("bdi", {}, text.slice(0, last)), element("bdi", {}, text.slice(last)));
+  }
+  return element("span", { class: last > 0 ? "name path" : "name" }, element("bdi", {}, text));
 }
 
 function caption(image) {
@@ -45,7 +49,7 @@ function caption(image) {
     known(image.similarity) && decimals(image.similarity),
   ].filter(Boolean).flatMap((part, i) => (i ? [" · ", part] : [part]));
   return element("div", { class: "caption" },
-    element("div", { class: "line" }, name(image.label ?? image.name), !image.which && more(image)),
+    element("div", { class: "line" }, name(image), !image.which && more(image)),
     numbers.length > 0 && element("div", { class: "numbers" }, numbers),
     image.change && element("div", { class: `moved ${image.change.way}` }, image.change.text));
 }

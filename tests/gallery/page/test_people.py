@@ -176,6 +176,22 @@ def test_a_telephone_needs_no_sideways_scrolling(visit_of: Any, address: str, vi
         assert all(box["x"] + box["width"] <= 390 for box in tabs), "every view can be seen"
 
 
+def test_of_a_nested_label_the_last_part_is_read(
+    visit_of: Any, images: list[ImageRef], tmp_path: Path
+) -> None:
+    label = "Vegetables/Tomato/Red-Beet"
+    nested = [ImageRef(image.path, image.name, label) for image in images[:2]]
+    gallery = make_gallery(tmp_path / "nested", nested)
+    with serving(gallery) as url, visit_of(url, viewport={"width": 390, "height": 844}) as visit:
+        page = visit.open(wait=".tile")
+        shown = page.locator(".tile .name").first
+        assert shown.inner_text().replace("\n", "") == label
+        box, folders, last = (part.bounding_box() for part in (shown, *shown.locator("bdi").all()))
+        assert folders["y"] + folders["height"] <= box["y"] + 1, "its folders are out of sight"
+        assert (last["x"], last["y"] - box["y"]) == (box["x"], pytest.approx(0, abs=1))
+        assert last["width"] < box["width"], "nothing of the last part is cut"
+
+
 def test_one_image_without_a_label(visit_of: Any, images: list[ImageRef], tmp_path: Path) -> None:
     alone = make_gallery(tmp_path / "alone", [ImageRef(images[0].path, "alone.png", None)])
     with serving(alone) as url, visit_of(url) as visit:

@@ -178,6 +178,9 @@ def test_labels_in_any_case_with_suggestions(visit: Visit) -> None:
     nested = """async () => (await import("./labels.js"))
         .similarLabels(["Fruit/Apple/Pink-Lady", "Fruit/Banana"], "bananna")"""
     assert page.evaluate(nested) == ["Fruit/Banana"], "by the last part of a path, too"
+    middle = """async () => (await import("./labels.js"))
+        .similarLabels(["Fruit/Tangerine", "Roots/Tomato/Beef", "Greens/Vine-Tomato"], "tomatto")"""
+    assert page.evaluate(middle) == ["Roots/Tomato/Beef", "Greens/Vine-Tomato"], "by any word"
 
 
 def test_filters_that_leave_nothing_say_so_and_can_be_cleared(visit: Visit) -> None:
