@@ -31,7 +31,7 @@ def verb(
     else:
         _print_program(answer)
         if answer["machine"]:
-            _print_machine(answer["machine"], answer["browser"])
+            print_machine(answer["machine"], answer["browser"])
         _print_extras(answer["extras"])
         if "sets" in answer:
             _print_places(answer)
@@ -52,7 +52,8 @@ def _print_program(answer: dict[str, Any]) -> None:
         print(f"{'packages' if start == 0 else '':<10}{', '.join(versions[start : start + 4])}")
 
 
-def _print_machine(machine: dict[str, Any], browser: dict[str, Any]) -> None:
+def print_machine(machine: dict[str, Any], browser: dict[str, Any]) -> None:
+    """The lines on hardware and browser, from what `examine` found of them."""
     memory = f", {_bytes(machine['memory'])} of memory" if machine["memory"] else ""
     print(f"machine   {machine['system']}, {machine['processor']}")
     print(

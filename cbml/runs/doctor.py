@@ -44,7 +44,7 @@ def examine() -> dict[str, Any]:
         "packages": packages,
         "machine": _machine() if packages.get("torch") else {},
         "extras": _extras(),
-        "browser": _browser(),
+        "browser": find_browser(),
     }
     # With a package missing, looking further would only repeat the error in other words.
     if all(packages.values()):
@@ -210,7 +210,7 @@ def _size(folder: Path) -> int:
     )
 
 
-def _browser() -> dict[str, Any]:
+def find_browser() -> dict[str, Any]:
     """The browser of `--open`; without a screen, one that is installed all the same."""
     try:
         found = webbrowser.get()

@@ -218,8 +218,9 @@ class Method(nn.Module):
                 f"{type(self).__name__}: the model has no head {sorted(missing)[0]!r}; build it "
                 "with heads=method.heads(dim)"
             )
-        wanted = resolve_head(self.head, model.backbone_name, model.dim)
-        if wanted is not None and wanted != model.head_kind:
+        if self.head is not None and model.head_kind != resolve_head(
+            self.head, model.backbone_name, model.dim
+        ):
             raise BadData(f"{type(self).__name__}: build the model with head=method.head")
         self._attached = (model,)
 

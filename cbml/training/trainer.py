@@ -1,7 +1,6 @@
 """The training loop."""
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
@@ -390,14 +389,12 @@ class Trainer:
             self.callback.on_message(
                 f"the start model is kept: no later one had a better {self.settings.choose_by}"
             )
-
-        score = state.best_score
         self.records.note(
             {
                 "finished": True,
                 "steps_done": state.step,
                 "best_step": state.best_step,
-                "best_score": score if score is not None and math.isfinite(score) else None,
+                "best_score": state.best_score,
             }
         )
         self.callback.end()

@@ -268,9 +268,11 @@ def test_two_runs_are_compared(
     shutil.copytree(one, moved / "two")
     assert run(["compare", str(two), str(moved / "two")]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split("  ")[-2:] == [str(two), str(moved / "two")], "both are called two"
-    ends = {len(head), *(len(line) for line in lines if line.startswith("loss.name"))}
-    assert len(ends) == 1, "columns are as wide as what is in them"
+    columns = [str(two), str(moved / "two"), "change"]
+    assert head.split("  ")[-3:] == columns, "both are called two"
+    end = head.index("  change")
+    assert {len(line) for line in lines if line.startswith("loss.name")} == {end}, "as wide as need"
+    assert all(line[end] == " " and line[end + 2] in "+-" for line in lines if len(line) > end)
     assert run(["compare", str(one), str(tmp_path)]) == 3
 
 
