@@ -11,8 +11,10 @@ const same = (a, b) => a.toLowerCase() === b.toLowerCase();
 /** Offer the labels that contain what is typed. */
 export async function offerLabels() {
   try {
+    const known = await names();
+    // Read after the answer: one that was asked for before may come later.
     const typed = byId("label").value.trim().toLowerCase();
-    const fitting = (await names()).filter((label) => label.toLowerCase().includes(typed));
+    const fitting = known.filter((label) => label.toLowerCase().includes(typed));
     byId("labels").replaceChildren(...fitting.slice(0, OFFERED).map((label) => element("option", { value: label })));
   } catch {
     // a label can still be typed
