@@ -183,6 +183,28 @@ def test_labels_in_any_case_with_suggestions(visit: Visit) -> None:
     assert page.evaluate(middle) == ["Roots/Tomato/Beef", "Greens/Vine-Tomato"], "by any word"
 
 
+def test_a_late_answer_does_not_bring_back_labels_that_do_not_fit(visit: Visit) -> None:
+    page = visit.open(wait=".tile")
+    held: list[Any] = []
+
+    def hold_the_first(route: Any) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/api/v1/labels*", hold_the_first)
+    field = page.get_by_label("Label", exact=True)
+    field.focus()
+    field.fill("S")
+    page.wait_for_function("() => document.querySelectorAll('#labels option').length === 2")
+    with page.expect_response("**/api/v1/labels*"):
+        held[0].continue_()
+    page.wait_for_timeout(200)
+    options = page.locator("#labels option").evaluate_all("(all) => all.map((one) => one.value)")
+    assert options == ["sand", "sky"]
+
+
 def test_filters_that_leave_nothing_say_so_and_can_be_cleared(visit: Visit) -> None:
     for state in ("?text=no+such+text", "?query=3&text=no+such+text"):
         page = visit.open(state, wait=".notice")
