@@ -100,6 +100,5 @@ def more_classes(held_out: float) -> str:
     Args:
         held_out: The share of the training classes that is held out now.
     """
-    many = 0.4
-    add = "add classes"
-    return f"hold out more with --set validation={many}, or {add}" if held_out < many else add
+    more = "hold out more with --set validation=0.4, or " if held_out < 0.4 else ""
+    return f"{more}add classes"
