@@ -10,6 +10,7 @@ from its checkpoint where it was stopped. `make pseudo-evidence` runs them all. 
 
 import argparse
 import functools
+import itertools
 import json
 import statistics
 import time
@@ -50,9 +51,11 @@ ARMS: dict[str, tuple[str, ...]] = {
 SCORES = ("recall@1", "map@r", "nmi")
 
 
-def config_of(data: str, method: str, seed: int, overrides: list[str]) -> RunConfig:
+def config_of(
+    data: str, method: str, seed: int, overrides: list[str], epochs: int = 2
+) -> RunConfig:
     """The config of a unit."""
-    budget = ["crop=64", "epochs=2", f"seed={seed}", *overrides]
+    budget = ["crop=64", f"epochs={epochs}", f"seed={seed}", *overrides]
     changes = parse_overrides([*ARMS[method], *budget])
     images = {"source": data, "labels": "none", **changes.pop("data", {})}
     return RunConfig(images, **changes)
@@ -106,13 +109,13 @@ def interval(values: list[float]) -> str:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """A row for each method, over its seeds."""
-    rows = ["| method | seeds | Recall@1 | MAP@R | NMI |", "|---|---|---|---|---|"]
-    for method in dict.fromkeys(line["method"] for line in lines):
-        scores = [line["scores"] for line in lines if line["method"] == method]
+    """A row for each method and length, over its seeds."""
+    rows = ["| method | epochs | seeds | Recall@1 | MAP@R | NMI |", "|---|---|---|---|---|---|"]
+    for unit in dict.fromkeys((line["method"], _epochs(line)) for line in lines):
+        scores = [one["scores"] for one in lines if (one["method"], _epochs(one)) == unit]
         known = [[one[name] for one in scores if name in one] for name in SCORES]
         cells = [interval(values) if values else "–" for values in known]
-        rows.append(f"| {method} | {len(scores)} | {' | '.join(cells)} |")
+        rows.append(f"| {unit[0]} | {unit[1]} | {len(scores)} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -122,6 +125,9 @@ def main() -> None:
     parser.add_argument("data", nargs="?", default="emoji")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument(
+        "--epochs", type=int, nargs="+", default=[2], help="a run is resumed from each to the next"
+    )
     parser.add_argument("--records", type=Path, default=Path("results/pseudo/emoji.jsonl"))
     parser.add_argument("--runs", type=Path, default=Path("runs/pseudo"))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
@@ -137,20 +143,27 @@ def main() -> None:
         print(f"seed {line['seed']} {line['method']:<32}", line["scores"], flush=True)
 
     for seed in options.seeds:
-        wanted = [m for m in options.methods if (m, seed) not in _keys(lines)]
+        units = itertools.product(options.methods, sorted(options.epochs))
+        wanted = [unit for unit in units if (*unit, seed) not in _keys(lines)]
         plain = config_of(options.data, "cbml", seed, options.overrides)
-        if wanted and not plain.pseudo_labels.study and ("before", seed) not in _keys(lines):
+        if wanted and not plain.pseudo_labels.study and ("before", 0, seed) not in _keys(lines):
             for name, scores in untrained(plain).items():
-                note({"method": name, "seed": seed, "scores": scores})
-        for method in wanted:
-            config = config_of(options.data, method, seed, options.overrides)
+                note({"method": name, "seed": seed, "epochs": 0, "scores": scores})
+        for method, epochs in wanted:
+            config = config_of(options.data, method, seed, options.overrides, epochs)
             folder = options.runs / f"{method.replace(', ', '-').replace(' ', '_')}-{seed}"
-            note({"method": method, "seed": seed, **run_unit(config, folder)})
+            found = run_unit(config, folder)
+            note({"method": method, "seed": seed, "epochs": epochs, **found})
     print(table(lines))
 
 
-def _keys(lines: list[dict[str, Any]]) -> set[tuple[str, int]]:
-    return {(line["method"], line["seed"]) for line in lines}
+def _epochs(line: dict[str, Any]) -> int:
+    """The length of a unit; older records, of two epochs or of no training, do not state it."""
+    return int(line.get("epochs", 2 if "steps" in line else 0))
+
+
+def _keys(lines: list[dict[str, Any]]) -> set[tuple[str, int, int]]:
+    return {(line["method"], _epochs(line), line["seed"]) for line in lines}
 
 
 if __name__ == "__main__":

@@ -45,6 +45,31 @@ def test_units_are_done_once(
     methods = ["before", "start", "cbml", "cross-entropy on clusters"]
     assert [line["method"] for line in lines] == methods * 2
     assert all(0 <= line["scores"]["recall@1"] <= 1 for line in lines)
-    assert "| cbml | 2 |" in capsys.readouterr().out
+    assert "| cbml | 2 | 2 |" in capsys.readouterr().out
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     assert len(records.read_text().splitlines()) == 8
+
+
+def test_a_longer_unit_resumes_the_shorter_one(
+    labeled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import runpy
+
+    monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
+    records = tmp_path / "records.jsonl"
+    words = [str(EXAMPLE), str(labeled), "--seeds", "0", "--records", str(records)]
+    words += ["--runs", str(tmp_path / "runs"), "--methods", "cbml", "--epochs", "3", "1"]
+    for setting in SMALL:
+        if not setting.startswith("steps"):
+            words += ["--set", setting]
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert [(line["method"], line["epochs"]) for line in lines] == [
+        ("before", 0),
+        ("start", 0),
+        ("cbml", 1),
+        ("cbml", 3),
+    ]
+    assert lines[3]["steps"] == 3 * lines[2]["steps"]
+    assert "resumed" in json.loads((tmp_path / "runs" / "cbml-0" / "run.json").read_text())
