@@ -16,6 +16,7 @@ from cbml.losses import CBMLLoss, check_count, check_number
 from cbml.methods.unlabeled import (
     HeadStart,
     Unlabeled,
+    directions_of,
     image_features,
     whiten_head,
     whitening,
@@ -28,8 +29,6 @@ Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 _COMPONENTS = 512  # of the teacher's vectors
-# Whitened in as many directions as there are images, all images are equally far from each other.
-_IMAGES_PER_COMPONENT = 8
 LARGEST_VIEW = 224  # pixels that pretrained backbones saw; more show them nothing they know
 _HELD_OUT = 10  # one image in so many is not trained on, and judges
 _FEWEST = 4  # images
@@ -132,7 +131,7 @@ class LargerViews(Unlabeled):
             image_features(_Enlarged(view.model, side, flip), embed)  # type: ignore[arg-type]
             for flip in (False, True)
         )
-        components = min(_COMPONENTS, max(2, len(plain) // _IMAGES_PER_COMPONENT))
+        components = directions_of(len(plain), _COMPONENTS)
 
         def find() -> Tensor:
             weight, bias = whitening(plain, components)

@@ -21,8 +21,6 @@ Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 _COMPONENTS = 512  # of the descriptors, as in the authors' program
-# Whitened in as many directions as there are images, all images are equally far from each other.
-_IMAGES_PER_COMPONENT = 8
 _POWER = 3  # of the similarities on the graph, as in the authors' program
 _ROUNDS = 20  # of conjugate gradients; fixed, since large graphs do not converge
 _TOLERANCE = 1e-10
@@ -116,8 +114,7 @@ class MOM(Unlabeled):
     def start(self, view: TrainingView) -> None:
         """Mine the pools."""
         readable = torch.from_numpy(view.readable)
-        components = min(_COMPONENTS, max(2, len(readable) // _IMAGES_PER_COMPONENT))
-        features = whitened(image_features(view.model, view.embed), components)
+        features = whitened(image_features(view.model, view.embed), _COMPONENTS)
         super().start(view)
 
         def mined() -> Tensor:

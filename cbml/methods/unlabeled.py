@@ -22,6 +22,18 @@ Embed = Callable[[nn.Module], Vectors]
 
 # Directions with less of the variance than this are rounding.
 _NOISE = 1e-7
+# Whitened in as many directions as there are images, all images are equally far from each other.
+_IMAGES_PER_DIRECTION = 8
+
+
+def directions_of(images: int, most: int) -> int:
+    """How many directions so many images can be whitened in.
+
+    Args:
+        images: Number of images.
+        most: As many as are wanted at most.
+    """
+    return min(most, max(2, images // _IMAGES_PER_DIRECTION))
 
 
 def whitening(vectors: Vectors, dim: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -31,12 +43,13 @@ def whitening(vectors: Vectors, dim: int) -> tuple[NDArray[np.float64], NDArray[
 
         (W x + b)_k = v_k·(x - μ) / √λ_k
 
-    At most `dim` directions are kept, fewer where there are fewer.
+    At most `dim` directions are kept, and one for every eight vectors.
     """
     mean = vectors.mean(axis=0, dtype=np.float64)
     centered = vectors - mean
     values, directions = np.linalg.eigh(centered.T @ centered / len(vectors))  # ascending
-    kept = np.flatnonzero(values > _NOISE * max(values[-1], 1e-12))[-dim:]
+    kept = np.flatnonzero(values > _NOISE * max(values[-1], 1e-12))
+    kept = kept[-directions_of(len(vectors), dim) :]
     weight = (directions[:, kept] / np.sqrt(values[kept])).T  # (K, C)
     return weight, -weight @ mean
 
@@ -90,8 +103,8 @@ def _dehomogenized(vectors: Vectors) -> Vectors:
 def start_head(model: Embedder, embed: Embed) -> None:
     """Let the linear layer whiten the features of images, instead of mixing them at random.
 
-    Where there are fewer directions than the embedding is wide, the rest starts at zero. Images
-    that are all alike have none, and the layer stays as it is.
+    Where images are too few for as many directions as the embedding is wide, the rest starts at
+    zero. Images that are all alike have none, and the layer stays as it is.
 
     Args:
         model: Before its first step.
