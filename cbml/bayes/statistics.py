@@ -16,6 +16,7 @@ from cbml.losses import (
     CBMLLoss,
     LinearRatio,
     QuadraticRatio,
+    margin_to_train_with,
     ratio_to_train_with,
 )
 from cbml.query_gallery import Labels, Matrix, QueryGallery
@@ -157,7 +158,9 @@ class PairStatistics:
         self.ratio("linear")  # says what is wrong where nothing follows from these numbers
         return ratio_to_train_with(self.positive_mean, self.negative_mean, self.negative_std)
 
-    def loss_options(self, exponent: Exponent = "linear") -> dict[str, Any]:
+    def loss_options(
+        self, exponent: Exponent = "linear", *, prior_odds: float | None = None
+    ) -> dict[str, Any]:
         """The constants of the loss that follow from the data, as options of `build_loss`.
 
             λ = 1 / (2 σ_N²)
@@ -165,21 +168,29 @@ class PairStatistics:
         makes λ L_2 the negative log-likelihood of the negatives under a Gaussian about ξ_i with
         the spread they have now. "linear" takes Φ, δ and ω of `loss_ratio`; "quadratic" the Φ of
         the two Gaussians with the derived δ, right only where the start separates the classes.
-        Both are made for means over all pairs, so nothing is mined.
+        "linear" mines for hard pairs where classes are few, as `margin_to_train_with` says;
+        "quadratic" is made for means over all pairs.
 
         Args:
             exponent: Exponent of Φ, "linear" or "quadratic" in the similarity.
+            prior_odds: Θ of all training images; None where these are all.
         """
         ratio = self._ratio_to_train_with(exponent)
         numbers = {f"ratio.{name}": value for name, value in dataclasses.asdict(ratio).items()}
-        weights: dict[str, Any] = {"ratio": "quadratic", "delta": "derived"}
+        weights: dict[str, Any] = {
+            "ratio": "quadratic",
+            "delta": "derived",
+            "mining_margin": None,
+        }
         if isinstance(ratio, LinearRatio):
-            weight = ratio.positive_scale / ratio.negative_scale
-            weights = {"delta": "mean", "positive_weight": weight}
+            weights = {
+                "delta": "mean",
+                "positive_weight": ratio.positive_scale / ratio.negative_scale,
+                "mining_margin": margin_to_train_with(prior_odds or self.prior_odds),
+            }
         return {
             **weights,
             **numbers,
-            "mining_margin": None,
             "variance_weight": 0.5 / self.negative_std**2,
             "target_mix": 0.2,
         }
@@ -203,13 +214,17 @@ class PairStatistics:
         check_choice(exponent, "exponent", Exponent)
         return self.loss_ratio() if exponent == "linear" else self.ratio("quadratic")
 
-    def loss_record(self, exponent: Exponent = "linear") -> dict[str, Any]:
+    def loss_record(
+        self, exponent: Exponent = "linear", *, prior_odds: float | None = None
+    ) -> dict[str, Any]:
         """The options and the statistics they come from, ready for a run's record.
 
         Args:
             exponent: Exponent of Φ, "linear" or "quadratic" in the similarity.
+            prior_odds: Θ of all training images; None where these are all.
         """
-        return {"options": self.loss_options(exponent), "statistics": self.as_dict()}
+        options = self.loss_options(exponent, prior_odds=prior_odds)
+        return {"options": options, "statistics": self.as_dict()}
 
     def as_dict(self) -> dict[str, Any]:
         """Every field by its name, ready for JSON."""

@@ -2,10 +2,11 @@ from .additions import MetricVariance as MetricVariance
 from .additions import WithProxies as WithProxies
 from .additions import WithVariance as WithVariance
 from .build import build_loss as build_loss
+from .constants import margin_to_train_with as margin_to_train_with
+from .constants import ratio_to_train_with as ratio_to_train_with
 from .contrastive_bayesian import FINE_GRAINED as FINE_GRAINED
 from .contrastive_bayesian import PRODUCTS as PRODUCTS
 from .contrastive_bayesian import CBMLLoss as CBMLLoss
-from .contrastive_bayesian import ratio_to_train_with as ratio_to_train_with
 from .interop import CrossBatchMemory as CrossBatchMemory
 from .options import check_count as check_count
 from .options import check_number as check_number

@@ -22,7 +22,7 @@ from cbml.runs.evaluate import (
     shows_test_images,
 )
 from cbml.runs.folder import model_folder, recorded_config
-from cbml.runs.parts import sample_indices
+from cbml.runs.parameters import sample_indices
 from cbml.runs.report import write_analysis_page
 from cbml.training import Callback
 

@@ -27,7 +27,7 @@ from cbml.runs.compare import as_recorded
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import note_test_evaluation
 from cbml.runs.folder import recorded_config, run_calibration
-from cbml.runs.parts import with_chosen_parameters
+from cbml.runs.parameters import with_chosen_parameters
 from cbml.runs.planning import with_crop
 from cbml.runs.queries import before_and_after, by_gain
 from cbml.runs.report import pair_histogram

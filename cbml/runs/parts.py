@@ -1,18 +1,14 @@
 """What `run` trains, with labels or without: model, loss and its constants, batches, validation."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
-from cbml.bayes import PairStatistics
 from cbml.data import Batches, ImageDataset, PackedDataset, Splits
-from cbml.errors import BadData, DamagedFile
+from cbml.errors import BadData
 from cbml.evaluation import agreement, evaluate
 from cbml.methods import METHODS, Labels, PseudoLabels, Study, cluster_count
 from cbml.models import Embedder
@@ -24,13 +20,18 @@ from cbml.runs.build import (
     build_model,
     build_run_loss,
     draw_batches,
-    takes_loss,
     training_images,
     training_splits,
 )
 from cbml.runs.config import RunConfig
 from cbml.runs.defaults import more_classes
-from cbml.runs.planning import Planner, has_pretrained_weights, plan_run, with_crop, workload
+from cbml.runs.parameters import (
+    estimate_options,
+    estimate_parameters,
+    recorded_parameters,
+    with_estimate,
+)
+from cbml.runs.planning import Planner, plan_run, with_crop, workload
 from cbml.training import (
     CLASSES_PER_BATCH,
     SAMPLES_PER_CLASS,
@@ -41,7 +42,6 @@ from cbml.training import (
     check_training_set,
     embed_dataset,
     fitted_sizes,
-    read_record,
 )
 
 # With fewer held-out classes the choice of a model is left to the score that sees most of it.
@@ -309,91 +309,3 @@ def _study(
         return scores
 
     return study
-
-
-# For the constants of the loss that are estimated once, from the start model: enough for means and
-# spreads of similarities, and a CPU embeds them in minutes.
-IMAGES = 4096
-SAMPLED_OF_CLASS = 32
-
-
-def with_chosen_parameters(config: RunConfig) -> RunConfig:
-    """The config with "given" or "from-data", and the proxies, where its loss leaves them open.
-
-    Estimating is the better start for CBML without a ratio of its own on a pretrained network.
-    Similarities of an untrained one tell nothing of the classes.
-    """
-    config = config.replace(loss={"proxy_weight": config.proxy_weight})
-    if config.loss.parameters != "default":
-        return config
-    own_ratio = any(name.split(".")[0] == "ratio" for name in config.loss.options)
-    used = config.data.labels == "known" and takes_loss(config.method.name)
-    pretrained = has_pretrained_weights(config) or config.model.start is not None
-    estimated = config.loss.name == "cbml" and used and pretrained and not own_ratio
-    return config.replace(loss={"parameters": "from-data" if estimated else "given"})
-
-
-def estimate_options(embeddings: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, Any]:
-    """The record of an estimate: the loss's "options" and the statistics they come from."""
-    try:
-        return PairStatistics.of(embeddings, labels).loss_record()
-    except BadData as error:
-        # Estimating is what happens when nothing is said, so the way out must be named.
-        raise BadData(
-            f"the constants of the loss cannot be estimated: {error}; to train with "
-            "the defaults: --set parameters=given"
-        ) from None
-
-
-def estimate_parameters(
-    config: RunConfig,
-    model: Embedder,
-    images: ImageDataset,
-    distributed: Distributed,
-    callback: Callback,
-) -> dict[str, Any]:
-    """The record of an estimate from at most 4,096 training images, drawn by the run's seed.
-
-    They are embedded at the size of the training crops. Each process gets the same record.
-    """
-    sample = sample_indices(images.known_labels, config.training.seed)
-    read = callback.progress("images read for statistics")
-    dataset = PackedDataset.of(images.subset(sample), config.model.crop, read)
-    labels = dataset.images.known_labels
-    shown = callback.progress("images embedded for statistics")
-    trained = copy.copy(model)  # the weights are shared
-    trained.preprocessing = model.preprocessing.with_crop(config.model.crop)
-    found = estimate_options(embed_dataset(trained, dataset, distributed, shown), labels)
-    return {**found, "images": len(labels), "classes": len(np.unique(labels))}
-
-
-def recorded_parameters(folder: Path) -> dict[str, Any]:
-    """The estimate that a run was started with."""
-    parameters = read_record(folder).get("parameters")
-    if parameters is None:
-        raise BadData(
-            f"{folder}: was not started with parameters=from-data, and cannot change to it"
-        )
-    if not (isinstance(parameters, dict) and isinstance(parameters.get("options"), dict)):
-        raise DamagedFile(f"{folder / 'run.json'}: its parameters are not a record of this program")
-    return parameters
-
-
-def with_estimate(config: RunConfig, options: Mapping[str, Any]) -> RunConfig:
-    """The config with estimated options of the loss; those that it gives itself stay."""
-    return config.replace(loss={"options": {**options, **config.loss.options}})
-
-
-def sample_indices(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """At most 4,096 indices, ascending: up to 32 of a class, as many classes as fit."""
-    if len(labels) <= IMAGES:
-        return np.arange(len(labels))
-    random = np.random.default_rng(seed)
-    mixed = random.permutation(len(labels))
-    by_class = mixed[np.argsort(labels[mixed], kind="stable")]
-    starts = np.flatnonzero(np.diff(labels[by_class], prepend=-1))
-    groups = [group[:SAMPLED_OF_CLASS] for group in np.split(by_class, starts[1:])]
-    order = random.permutation(len(groups))
-    sizes = np.cumsum([len(groups[index]) for index in order])
-    fitting = order[: max(2, int((sizes <= IMAGES).sum()))]
-    return np.sort(np.concatenate([groups[index] for index in fitting]))

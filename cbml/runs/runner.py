@@ -30,7 +30,8 @@ from cbml.runs.evaluate import (
     note_test_evaluation,
 )
 from cbml.runs.folder import hold_run, run_calibration
-from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts, with_chosen_parameters
+from cbml.runs.parameters import with_chosen_parameters
+from cbml.runs.parts import Parts, Start, labeled_parts, unlabeled_parts
 from cbml.runs.planning import with_start
 from cbml.runs.refinement import refined, save_refinement
 from cbml.runs.report import report_run

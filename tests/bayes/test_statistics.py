@@ -160,7 +160,7 @@ def test_the_suggested_loss_follows_from_the_data() -> None:
     assert loss.positive_weight == pytest.approx(5.0)
     assert (loss.delta, loss.target_mix, loss.variance_reduction) == ("mean", 0.2, "mean")
     assert loss.variance_weight == pytest.approx(0.5 / 0.1**2)
-    assert loss.mining_margin is None
+    assert loss.mining_margin == 0.1, "31 classes are few"
     quadratic = STATISTICS.suggest_loss("quadratic")
     assert quadratic.ratio == QuadraticRatio(
         positive_mean=0.7, positive_std=0.15, negative_mean=0.3, negative_std=0.1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cbml import MatchProbability
-from cbml.runs import parts
+from cbml.runs import parameters
 from cbml.training import read_record
 from tests.fixtures import run_program as run
 from tests.training.small import class_folders
@@ -140,8 +140,8 @@ def test_a_sample_does_not_replace_what_all_images_taught(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = json.loads((finished / "calibration.json").read_text())
-    monkeypatch.setattr(parts, "IMAGES", 8)
-    monkeypatch.setattr(parts, "SAMPLED_OF_CLASS", 4)
+    monkeypatch.setattr(parameters, "IMAGES", 8)
+    monkeypatch.setattr(parameters, "SAMPLED_OF_CLASS", 4)
     out = tmp_path / "figures"
     assert run(["analyze", str(finished), "--out", str(out)]) == 0
     facts = json.loads((out / "analysis.json").read_text())
@@ -245,7 +245,7 @@ def test_mistakes_are_named(
 
 def test_near_copies_end_a_default_training_with_a_remedy() -> None:
     from cbml.errors import BadData
-    from cbml.runs.parts import estimate_options
+    from cbml.runs.parameters import estimate_options
     from tests.bayes.test_analysis import near_copies
 
     with pytest.raises(BadData, match=r"near-copies.*--set parameters=given"):

@@ -25,7 +25,8 @@ def test_moments_are_those_of_all_pairs(count: int, dim: int) -> None:
         for j in range(i):
             pairs[bool(labels[i] == labels[j])].append(float(units[i] @ units[j]))
     found = pair_moments(rows, labels)
-    expected = (np.mean(pairs[True]), np.mean(pairs[False]), np.std(pairs[False]))
+    odds = len(pairs[True]) / len(pairs[False])
+    expected = (np.mean(pairs[True]), np.mean(pairs[False]), np.std(pairs[False]), odds)
     assert found == pytest.approx(expected, abs=1e-6)
 
 
@@ -39,6 +40,19 @@ def test_the_loss_is_the_one_that_the_statistics_suggest() -> None:
     assert (found.delta, found.mining_margin) == (expected.delta, expected.mining_margin)
     lists = CBMLLoss.from_embeddings(rows.tolist(), labels.numpy())  # type: ignore[arg-type]
     assert vars(lists.ratio) == pytest.approx(vars(found.ratio), rel=1e-6)
+
+
+@pytest.mark.parametrize(("classes", "margin"), [(130, 0.1), (140, None)])
+def test_few_classes_are_trained_by_their_hard_pairs(classes: int, margin: float | None) -> None:
+    labels = torch.arange(3 * classes) % classes
+    generator = torch.Generator().manual_seed(classes)
+    centers = torch.randn(classes, 16, generator=generator)
+    rows = centers[labels] + torch.randn(3 * classes, 16, generator=generator)
+    assert CBMLLoss.from_embeddings(rows, labels).mining_margin == margin
+    statistics = PairStatistics.of(rows, labels)
+    assert statistics.suggest_loss().mining_margin == margin
+    assert statistics.loss_options(prior_odds=0.001)["mining_margin"] is None, "a part of all"
+    assert statistics.loss_options("quadratic")["mining_margin"] is None
 
 
 def test_embeddings_that_tell_nothing_are_refused() -> None:

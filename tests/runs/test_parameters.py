@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cbml.errors import BadData, DamagedFile
-from cbml.runs import RunConfig, parts, run
-from cbml.runs.parts import (
+from cbml.runs import RunConfig, parameters, run
+from cbml.runs.parameters import (
     IMAGES,
     SAMPLED_OF_CLASS,
     recorded_parameters,
@@ -27,8 +27,10 @@ class Estimates:
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
 
-    def __call__(self, embeddings: Any, labels: Any) -> Mapping[str, Any]:
+    def __call__(self, embeddings: Any, labels: Any, odds: float) -> Mapping[str, Any]:
         self.calls.append(embeddings.shape)
+        same = labels[:, None] == labels[None, :]
+        assert odds == pytest.approx((same.sum() - len(labels)) / (~same).sum())
         assert np.allclose(np.linalg.norm(embeddings, axis=1), 1.0, atol=1e-5)
         return {"options": {"ratio.negative_center": 0.625, "variance_weight": 3.0}, "seen": 1}
 
@@ -36,7 +38,7 @@ class Estimates:
 @pytest.fixture
 def estimates(monkeypatch: pytest.MonkeyPatch) -> Estimates:
     counted = Estimates()
-    monkeypatch.setattr(parts, "estimate_options", counted)
+    monkeypatch.setattr(parameters, "estimate_options", counted)
     return counted
 
 
@@ -82,11 +84,11 @@ def test_a_resumed_run_takes_the_recorded_ones(
 
 
 def test_runs_that_cannot_have_them(tmp_path: Path) -> None:
-    for parameters, kind, words in (
+    for found, kind, words in (
         (None, BadData, "was not started with"),
         ({"options": 3}, DamagedFile, "not a record of this program"),
     ):
-        update_record(tmp_path, {"parameters": parameters})
+        update_record(tmp_path, {"parameters": found})
         with pytest.raises(kind, match=words):
             recorded_parameters(tmp_path)
     with pytest.raises(BadData, match=r"loss\.ratio and parameters=from-data"):
