@@ -72,7 +72,7 @@ def untrained(config: RunConfig) -> dict[str, dict[str, float]]:
     splits = training_splits(config)
     model = build_model(config)
     before = scores_of(model, splits)
-    images = PackedDataset.of(splits.train, config.model.crop)
+    images = PackedDataset.of(splits.train, config.test_crop)
     start_head(model, functools.partial(embed_dataset, dataset=images))
     return {"before": before, "start": scores_of(model, splits)}
 
