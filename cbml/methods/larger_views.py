@@ -16,6 +16,7 @@ from cbml.losses import CBMLLoss, check_count, check_number
 from cbml.methods.unlabeled import (
     HeadStart,
     Unlabeled,
+    at_training_size,
     directions_of,
     image_features,
     whiten_head,
@@ -148,8 +149,13 @@ class LargerViews(Unlabeled):
         return found
 
     def judge(self, view: TrainingView) -> Mapping[str, float]:
-        """The share of the nearest neighbors of images not trained on that t gives them too."""
-        return {"agreement": self._agreement(view.readable, view.embed())}
+        """The share of the nearest neighbors of images not trained on that t gives them too.
+
+        They are embedded at the size of the training: at a larger one the untrained network agrees
+        best with its own larger views.
+        """
+        embeddings = view.embed(at_training_size(view))
+        return {"agreement": self._agreement(view.readable, embeddings)}
 
     def finish(self, view: TrainingView) -> bool:
         """Whiten the features anew: those of the trained network are no longer white."""
