@@ -114,7 +114,7 @@ class CBMLLoss(PairLoss):
 
         makes λ L_2 the negative log-likelihood of the negatives under a Gaussian about their target
         with the spread they have now; Φ and ω are those of `ratio_to_train_with`, δ makes means of
-        the sums, and up to about 200 classes are trained by their hard pairs alone, ε = 0.1. A few
+        the sums, and up to about 50 classes are trained by their hard pairs alone, ε = 0.1. A few
         thousand training images will do, of as many classes as there are.
 
         Args:
