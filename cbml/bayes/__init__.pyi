@@ -6,6 +6,7 @@ from .analysis import probability_for as probability_for
 from .calibration import Reliability as Reliability
 from .match_probability import MatchProbability as MatchProbability
 from .neighbors import FEWEST_CLASSES as FEWEST_CLASSES
+from .neighbors import ExpectedPositives as ExpectedPositives
 from .pairs import PairHistogram as PairHistogram
 from .pairs import Pairs as Pairs
 from .pairs import pair_up as pair_up

@@ -180,8 +180,8 @@ class MatchProbability:
             embeddings: What will be searched. (N, D)
             labels: One per row, where they are known: a query of one of their classes can expect Σ
                 n_c² / N relevant images, and one that is among them Σ n_c (n_c - 1) / N. (N,)
-            positives: R, how many relevant images a query can expect; as where it was fitted when
-                neither this nor labels are given.
+            positives: R, how many relevant images a query can expect; as before when neither this
+                nor labels are given.
         """
         gallery, ready = as_unit(embeddings, "embeddings"), self
         if len(gallery) < 2:
@@ -198,8 +198,8 @@ class MatchProbability:
                 expected = expected or ExpectedPositives.of_classes(sizes)
             except BadData:  # labels that similarity tells nothing of, such as dates, are as none
                 pass
-        if expected is None:  # as where it was fitted
-            expected = ExpectedPositives(self.fitted_positives, self.fitted_positives, self.cohort)
+        if expected is None:  # as before
+            expected = ExpectedPositives(self.positives, self.own_positives, self.cohort)
         if ready is self:
             ready = self._with_cohort(gallery, max(self.cohort, expected.cohort))
         return dataclasses.replace(

@@ -65,7 +65,12 @@ class ExpectedPositives(NamedTuple):
 
     @classmethod
     def of_number(cls, positives: float, images: int) -> "ExpectedPositives":
-        """For queries that can all expect the same."""
+        """For queries that can all expect the same.
+
+        Args:
+            positives: R, the number of relevant images.
+            images: How many images are searched.
+        """
         if not (math.isfinite(positives) and positives > 0.0):
             raise ValueError(f"positives must be a finite number above zero, got {positives}")
         return cls(positives, positives, cohort_ranks(np.array([positives]), images - 1))

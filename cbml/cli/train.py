@@ -275,13 +275,15 @@ def _no_gain(result: "RunResult") -> str:
         )
     if result.test is None or result.test_start is None:
         return ""
-    for name, title in (("recall@1", "Recall@1"), ("map@r", "MAP@R")):  # the second breaks ties
+    titles = {"recall@1": "Recall@1", "map@r": "MAP@R"}
+    chosen_by = result.config.training.choose_by
+    for name in sorted(titles, key=lambda name: name != chosen_by):  # the other breaks ties
         after, before = result.test.get(name), result.test_start.get(name)
         if after is None or before is None or after > before:
             return ""
         if after < before:
             return (
-                f"THE TRAINED MODEL IS WORSE THAN THE START ON THE TEST IMAGES: {title} "
+                f"THE TRAINED MODEL IS WORSE THAN THE START ON THE TEST IMAGES: {titles[name]} "
                 f"{after:.3f} against {before:.3f}. Train for longer (--steps "
                 f"{4 * result.fitted.steps}, or --minutes), or try a lower learning rate ({lower})."
             )

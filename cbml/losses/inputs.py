@@ -6,7 +6,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from cbml.losses.options import name_adapters
+from cbml.losses.adapters import name_adapters
+
+name_adapters()  # here, so that making a loss stays free of imports, also in a compiled function
 
 
 class MetricLoss(nn.Module):
@@ -14,11 +16,6 @@ class MetricLoss(nn.Module):
 
     #: Fewest classes in a batch, and images of each, that it can learn from.
     smallest_batch: tuple[int, int] = (1, 1)
-
-    def __init__(self) -> None:
-        super().__init__()
-        if not torch.compiler.is_compiling():  # an import is no part of a graph
-            name_adapters()
 
     def forward(
         self,

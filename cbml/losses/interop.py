@@ -1,18 +1,16 @@
 """Our losses inside pytorch-metric-learning's wrappers.
 
 Miners and `MultipleLosses` take any loss as it is. Three wrappers ask for classes of their own
-library, or for the names of the losses they were tried with. Once this module is imported, which
-making a loss of ours does if the library is in use, their refusals name the adapter to use.
+library, or for the names of the losses they were tried with: here is an adapter for each, which
+their refusals name (`adapters.py`).
 """
 
-import functools
 from typing import Any
 
 import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.losses import CrossBatchMemory as LibraryMemory
 from pytorch_metric_learning.losses import SelfSupervisedLoss as LibrarySelfSupervised
-from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import Tensor, nn
 
 
@@ -145,33 +143,3 @@ class SelfSupervisedLoss(LibrarySelfSupervised):  # type: ignore[misc]
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
         """Take every loss: the library's list names those it was tried with."""
-
-
-# What to use instead of a wrapper of the library, or inside it.
-_ADAPTERS: dict[type[nn.Module], str] = {
-    LibraryMemory: "cbml.losses.interop.CrossBatchMemory(loss, ...)",
-    LibrarySelfSupervised: "cbml.losses.interop.SelfSupervisedLoss(loss)",
-    DistributedLossWrapper: "DistributedLossWrapper(cbml.losses.interop.LibraryLoss(loss))",
-}
-_REFUSALS = ("not supported for", "must extend")
-
-
-def _name_adapter(wrapper: type[nn.Module], adapter: str) -> None:
-    """Add what to use to the error with which a wrapper refuses a loss of ours; all else stays."""
-    library_init = wrapper.__init__
-
-    @functools.wraps(library_init)
-    def init(self: nn.Module, loss: nn.Module, *args: Any, **options: Any) -> None:
-        try:
-            library_init(self, loss, *args, **options)
-        except Exception as error:
-            ours = type(loss).__module__.startswith("cbml.")
-            if ours and any(words in str(error) for words in _REFUSALS):
-                raise type(error)(f"{error}; use {adapter}") from None
-            raise
-
-    setattr(wrapper, "__init__", init)  # noqa: B010  # mypy forbids the assignment
-
-
-for _wrapper, _adapter in _ADAPTERS.items():
-    _name_adapter(_wrapper, _adapter)

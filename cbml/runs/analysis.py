@@ -6,7 +6,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from cbml.bayes import MatchProbability, SetAnalysis, analyze_set, check_results
+from cbml.bayes import SetAnalysis, analyze_set, check_results
 from cbml.data import ImageDataset
 from cbml.errors import BadData, MissingExtra
 from cbml.files import write_json
@@ -17,7 +17,7 @@ from cbml.runs.build import build_model, load_splits, training_splits
 from cbml.runs.config import RunConfig
 from cbml.runs.evaluate import (
     embed_images,
-    images_of_other_classes,
+    fit_probability,
     note_test_evaluation,
     shows_test_images,
 )
@@ -213,17 +213,15 @@ def _calibrated(
     if "validation" not in embedded:
         callback.on_message("no probabilities: no classes were held out to fit them on")
         return {}
-    held_out, others = embedded["validation"], None
+    held_out = embedded["validation"]
     # `cbml train` fitted on all of them: a sample would replace it by something worse.
     train, whole = (samples[name].whole or samples[name].images for name in ("train", "validation"))
     if samples["validation"].whole is not None:
         callback.on_message(f"embedding all {len(whole)} validation images")
         held_out = embed_images(model, whole)
-    if len(rest := images_of_other_classes(train, whole, seed)):
-        callback.on_message(f"embedding {len(rest)} training images to search among")
-        others = embed_images(model, rest).embeddings
+    callback.on_message("embedding training images to search among")
     try:
-        probability = MatchProbability.fit(held_out, others=others)
+        probability = fit_probability(model, whole, held_out, train, seed=seed)
     except BadData as error:
         callback.on_message(f"no probabilities: {error}")
         return {}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbml.bayes import ExpectedPositives, MatchProbability
 from cbml.data import ImageDataset, PackedDataset, Splits
 from cbml.errors import BadData, MissingExtra
 from cbml.evaluation import Scores, evaluate
@@ -269,12 +270,39 @@ def _class_names(images: ImageDataset) -> Any:
     return np.array(images.class_names)[images.known_labels]
 
 
-def images_of_other_classes(
-    images: ImageDataset, held_out: ImageDataset, seed: int
-) -> ImageDataset:
-    """At most 2,048 of the images, drawn by the seed, of classes that are not held out."""
-    others = np.flatnonzero(~np.isin(_class_names(images), held_out.class_names))
-    return images.subset(np.sort(np.random.default_rng(seed).permutation(others)[:OTHERS]))
+def fit_probability(
+    model: Embedder,
+    held_out: ImageDataset,
+    embedded: QueryGallery,
+    train: ImageDataset,
+    *,
+    seed: int,
+    distributed: Distributed | None = None,
+    callback: Callback | None = None,
+) -> MatchProbability:
+    """Match probabilities of held-out images, fitted among training images of other classes too.
+
+    Where most of them are of classes that were trained on, what little a split holds out of a class
+    says nothing of galleries: as many of a class are expected there as in training.
+
+    Args:
+        held_out: The held-out images.
+        embedded: What the model makes of them.
+        train: The training images; 2,048 of them, drawn by the seed, are embedded.
+    """
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(train))[:OTHERS])
+    known = np.isin(_class_names(train)[drawn], held_out.class_names)
+
+    def embed_drawn(chosen: NDArray[np.bool_]) -> NDArray[np.float32]:
+        images = train.subset(drawn[chosen])
+        return embed_images(model, images, None, distributed, callback).embeddings
+
+    others = embed_drawn(~known) if not known.all() else None
+    probability = MatchProbability.fit(embedded, others=others)
+    if np.isin(_class_names(held_out), train.class_names).mean() <= 0.5:
+        return probability
+    expected = ExpectedPositives.of_classes(train.class_sizes())
+    return probability.for_gallery(embed_drawn(known), positives=expected.positives)
 
 
 def score_split(

@@ -162,26 +162,21 @@ def _calibration(folder: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any
         return None, f"calibration.json is damaged; write it again with {command('analyze')}."
     if probability is None:
         return None, ""
-    return probability.check.as_dict(), _unlike_test(record)
+    return probability.check.as_dict(), _unlike_test(probability.own_positives + 1.0, record)
 
 
-def _unlike_test(record: Mapping[str, Any]) -> str:
-    """A sentence where test classes are of another size than those of the calibration."""
-    counts = record.get("data", {}).get("counts", {})
-    held, tested = (
-        counts[name]["images"] / counts[name]["classes"]
-        if counts.get(name, {}).get("classes")
-        else 0.0
-        for name in ("validation", "test")
-    )
-    alike = max(held, tested) <= 2 * min(held, tested)
-    if alike or not (held and tested) or "test_reliability" not in record:
+def _unlike_test(expected: float, record: Mapping[str, Any]) -> str:
+    """A sentence where test classes are of another size than probabilities expect."""
+    counts = record.get("data", {}).get("counts", {}).get("test", {})
+    tested = counts["images"] / counts["classes"] if counts.get("classes") else 0.0
+    alike = max(expected, tested) <= 2 * min(expected, tested)
+    if alike or not tested or "test_reliability" not in record:
         return ""
-    found = "more" if tested > held else "fewer"
+    found = "more" if tested > expected else "fewer"
     return (
-        f"The probabilities were fitted to about {held:.0f} held-out images of a class; the test "
-        f"has about {tested:.0f}, so that a search finds {found} than they expect. "
-        f"{command('index')} fits them again to a gallery that has labels."
+        f"The probabilities expect about {expected:.0f} images of a class; the test has about "
+        f"{tested:.0f}, so that a search finds {found} than they expect. {command('index')} fits "
+        "them again to a gallery that has labels."
     )
 
 

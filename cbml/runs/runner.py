@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cbml.bayes import FEWEST_CLASSES, MatchProbability, check_results
+from cbml.bayes import FEWEST_CLASSES, check_results
 from cbml.data import Batches, ImageDataset, Splits
 from cbml.errors import BadData
 from cbml.files import write_csv
@@ -23,10 +23,9 @@ from cbml.runs.config import RunConfig, check_names
 from cbml.runs.defaults import more_classes
 from cbml.runs.evaluate import (
     embed_for_search,
-    embed_images,
     embed_split,
     evaluate_by,
-    images_of_other_classes,
+    fit_probability,
     note_test_evaluation,
 )
 from cbml.runs.folder import hold_run, run_calibration
@@ -273,14 +272,18 @@ def _calibrate(folder: Path, parts: Parts, distributed: Distributed, callback: C
         )
         return
     embeddings = embed_dataset(parts.model, parts.held_out, distributed)
-    others = None
-    if len(rest := images_of_other_classes(train, held_out, parts.config.training.seed)):
-        others = embed_images(parts.model, rest, None, distributed, callback).embeddings
+    probability = fit_probability(
+        parts.model,
+        held_out,
+        QueryGallery.of(embeddings, held_out.known_labels),
+        train,
+        seed=parts.config.training.seed,
+        distributed=distributed,
+        callback=callback,
+    )
     if distributed.is_main_process:
-        labels = held_out.known_labels
-        probability = MatchProbability.fit(embeddings, labels, others=others)
         probability.save(folder / "calibration.json")
-        if (classes := len(set(labels))) < CLASSES_TO_TRUST:
+        if (classes := len(set(held_out.known_labels))) < CLASSES_TO_TRUST:
             callback.on_message(
                 f"match probabilities were fitted to only {classes} held-out classes, so they may "
                 f"be far off for others; {more}"

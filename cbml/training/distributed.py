@@ -213,7 +213,8 @@ _RESTARTS = 2
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _LAST_WORD = "CBML_LAST_WORD"
 _PROCESS = "process-"  # and the rank: a file beside the last word, with the number of the process
-_WORKER = "from cbml.cli import main; main()"
+# With the launcher's own first word, so that lines to copy name the program as the user called it.
+_WORKER = "import sys; del sys.argv[0]; from cbml.cli import main; main()"
 # Seconds that torchrun gives processes to end after a signal, before it kills them. A step, or a
 # validation, may take more than its usual 30; whoever cannot wait asks again.
 _TO_END = 3600
@@ -272,7 +273,7 @@ def run_processes(count: int, words: Sequence[str], how_to_resume: str) -> int:
 def _command(count: int, words: Sequence[str]) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(count), "--max-restarts", str(_RESTARTS), "--no-python"]
-    return [*command, sys.executable, "-c", _WORKER, *words]
+    return [*command, sys.executable, "-c", _WORKER, sys.argv[0], *words]
 
 
 def _environment(count: int, word: Path) -> dict[str, str]:

@@ -12,15 +12,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from cbml.cli.train import _no_gain
 from cbml.data import load
 from cbml.gallery import Gallery
 from cbml.models import Embedder
 from cbml.program import program_name
 from cbml.progress import counted, duration
+from cbml.runs import RunConfig
 from cbml.training import ProgressCallback, StepReport, read_record
 from tests.fixtures import run_program as run
 from tests.program import Program
@@ -207,6 +211,17 @@ def test_a_model_that_the_test_finds_worse_than_the_start_says_so_in_its_last_li
     assert f"Recall@1 {after:.3f} against {before:.3f}" in last
     assert "--set learning_rate=1" in last, "a third of what it was"
     assert "--minutes" in last
+
+
+@pytest.mark.parametrize(("choose_by", "worse"), [("recall@1", True), ("map@r", False)])
+def test_the_score_that_chose_a_model_says_whether_it_is_worse(choose_by: str, worse: bool) -> None:
+    result: Any = SimpleNamespace(
+        config=RunConfig("photos", training={"choose_by": choose_by}),
+        fitted=SimpleNamespace(best_step=10, steps=10),
+        test={"recall@1": 0.875, "map@r": 0.753},
+        test_start={"recall@1": 0.917, "map@r": 0.657},
+    )
+    assert ("WORSE THAN THE START" in _no_gain(result)) == worse
 
 
 def test_too_few_held_out_classes_for_probabilities_name_the_flag(

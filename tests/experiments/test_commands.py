@@ -232,14 +232,55 @@ def test_a_table_is_of_records_that_exist(
 
 
 def test_missing_images_say_what_to_provide(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
     words = ["reproduce", "lambda", "--data", "cub", "--out", str(tmp_path), "--seeds", "1"]
     assert run(words) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert "cbml data get cub" in line
     words = ["reproduce", "pseudo", "--scale", "full", "--only", "CBML", "--out", str(tmp_path)]
     assert run(words) == 3
-    lines = capsys.readouterr().err.splitlines()
+    *lines, weights = capsys.readouterr().err.splitlines()
     assert len(lines) == 3, "one for each dataset, and none twice"
     assert all("--root" in line and "and 2 more" in line for line in lines)
+    assert "weights of GoogLeNet" in weights
+    assert "and 8 more" in weights
+
+
+def test_images_and_weights_that_are_missing_get_a_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    for table, fitting in (("lambda", ["--scale", "full"]), ("leaderboard", ["--only", "cbml"])):
+        words = ["reproduce", table, "--data", "cub", "--out", str(tmp_path), *fitting]
+        assert run(words) == 3
+        images, *weights = capsys.readouterr().err.splitlines()
+        assert "images of CUB not found" in images
+        assert "--root" in images
+        if table == "lambda":
+            (line,) = weights
+            assert "weights of ResNet-50 not here: they will be downloaded" in line
+            assert "--weights" in line
+        assert not (tmp_path / "home").exists(), "nothing is downloaded yet"
+        assert run([*words, "--weights", "nowhere.pt"]) == 3
+        images, weights_line = capsys.readouterr().err.splitlines()
+        assert "images of CUB not found" in images
+        assert "--weights nowhere.pt: no such file" in weights_line
+        assert run([*words, "--weights", "nowhere.pt", "--root", "nothing"]) == 3
+        root, weights_line = capsys.readouterr().err.splitlines()
+        assert "--root nothing: no such folder or archive" in root
+        assert "--weights nowhere.pt: no such file" in weights_line
+
+
+def test_weights_that_are_here_are_not_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    kept = tmp_path / "hub" / "checkpoints" / "resnet50-0676ba61.pth"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    words = ["reproduce", "lambda", "--data", "cub", "--scale", "full", "--out", str(tmp_path)]
+    assert run(words) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "images of CUB not found" in line

@@ -163,26 +163,56 @@ def test_two_views_are_the_two_members_of_a_class(symmetric: bool) -> None:
     torch.testing.assert_close(found, expected)
 
 
-MADE_AFTER_THE_LIBRARY = """
-import sys
-import pytest, torch
+OURS = """
 from cbml import CBMLLoss, MetricVariance
 from cbml.losses import BASELINES, WithVariance
-CBMLLoss()
-assert "pytorch_metric_learning" not in sys.modules  # a loss alone does not import it
+
+class Own(CBMLLoss):
+    pass
+
+made = [CBMLLoss(), Own(), WithVariance(MetricVariance())]
+"""
+NOT_YET = """
+import sys
+assert not any(name.startswith("pytorch_metric_learning") for name in sys.modules)
+"""
+LIBRARY = """
 from pytorch_metric_learning.losses import CrossBatchMemory, SelfSupervisedLoss
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
-
+"""
+DISTRIBUTED_FIRST = """
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+from pytorch_metric_learning.losses import CrossBatchMemory, SelfSupervisedLoss
+"""
+LOOKED_FOR = """
+import importlib.util
+for name in ("losses.cross_batch_memory", "utils.distributed"):
+    assert importlib.util.find_spec("pytorch_metric_learning." + name).origin.endswith(".py")
+assert importlib.util.find_spec("pytorch_metric_learning.losses.nothing") is None
+"""
+RELOADED = """
+import importlib, inspect, sys
+from pytorch_metric_learning.losses import cross_batch_memory
+for _ in range(2):
+    importlib.reload(cross_batch_memory)
+importlib.reload(sys.modules["cbml.losses.inputs"])
+CrossBatchMemory = cross_batch_memory.CrossBatchMemory
+assert "embedding_size" in inspect.signature(CrossBatchMemory).parameters
+assert inspect.getsource(cross_batch_memory).startswith("import torch")
+"""
+REFUSED = """
+import pytest, torch
 wrappers = {
     "cbml.losses.interop.CrossBatchMemory": lambda loss: CrossBatchMemory(loss, 8),
-    "cbml.losses.interop.SelfSupervisedLoss": SelfSupervisedLoss,
+    "cbml.losses.interop.SelfSupervisedLoss": lambda loss: SelfSupervisedLoss(loss=loss),
     "cbml.losses.interop.LibraryLoss": DistributedLossWrapper,
 }
 for adapter, wrapper in wrappers.items():
-    for loss in (CBMLLoss(), WithVariance(MetricVariance()), BASELINES["fast_ap"]()):
+    for loss in (*made, BASELINES["fast_ap"]()):
         with pytest.raises(Exception, match=f"{type(loss).__name__}|extend") as refusal:
             wrapper(loss)
-        assert str(refusal.value).endswith(")") and f"; use " in str(refusal.value)
+        assert str(refusal.value).endswith(")"), refusal.value
+        assert str(refusal.value).count(f"; use ") == 1, refusal.value
         assert adapter in str(refusal.value), refusal.value
     with pytest.raises(Exception) as refusal:
         wrapper(torch.nn.Linear(2, 2))
@@ -190,10 +220,19 @@ for adapter, wrapper in wrappers.items():
 """
 
 
-def test_where_the_library_refuses_a_loss_it_names_the_adapter() -> None:
-    # A process of its own: in this one the adapters have been imported.
+@pytest.mark.parametrize(
+    "program",
+    [
+        LIBRARY + OURS,
+        OURS + NOT_YET + LIBRARY,
+        OURS + NOT_YET + LOOKED_FOR + DISTRIBUTED_FIRST + RELOADED,
+    ],
+    ids=["library first", "loss first", "distributed first"],
+)
+def test_where_the_library_refuses_a_loss_it_names_the_adapter(program: str) -> None:
+    # A process of its own: in this one the library has been imported.
     made = subprocess.run(
-        [sys.executable, "-c", MADE_AFTER_THE_LIBRARY], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program + REFUSED], capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stderr
 

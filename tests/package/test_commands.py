@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import cbml
 from cbml.cli import VERBS
 from cbml.errors import MissingExtra
 from cbml.program import command
+from cbml.training.distributed import _command
 from tests.fixtures import run_program as run
 from tests.training.small import class_folders
 
@@ -125,3 +127,16 @@ def test_lines_to_copy_work_in_a_new_checkout(
     report = Path("run", "report.html").read_text()
     assert len(re.findall(rf"\.venv/bin/cbml (?:{verbs}) ", report)) >= 3
     assert not re.search(rf"(?<!/){BARE.pattern}", report)
+
+
+def test_one_of_several_processes_names_the_program_as_the_user_called_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / ".venv" / "bin" / "cbml"
+    script.parent.mkdir(parents=True)
+    script.touch(0o755)
+    monkeypatch.setattr(sys, "argv", [".venv/bin/cbml"])
+    words = _command(2, ["serve", "missing"])
+    worker = words[words.index("--no-python") + 1 :]
+    done = subprocess.run(worker, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ".venv/bin/cbml index" in done.stderr

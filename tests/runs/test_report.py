@@ -180,12 +180,12 @@ def test_a_calibration_that_was_altered_is_not_shown(tmp_path: Path) -> None:
     check, note = _calibration(tmp_path, {})
     assert check is not None
     assert note == ""
-    counts = {"validation": {"images": 296, "classes": 60}, "test": {"images": 2485, "classes": 81}}
+    counts = {"test": {"images": 2485, "classes": 81}}
     tested = {"data": {"counts": counts}, "test_reliability": {}}
-    said = "about 5 held-out images of a class; the test has about 31"
+    said = "about 10 images of a class; the test has about 31"
     assert said in _calibration(tmp_path, tested)[1], "why they are far off"
     assert _calibration(tmp_path, {"data": {"counts": counts}})[1] == "", "nothing was tested"
-    counts["validation"]["classes"] = 10
+    counts["test"]["classes"] = 200
     assert _calibration(tmp_path, tested)[1] == "", "about as large"
     record = json.loads(path.read_text())
     record["check"]["ece"] = 0.0

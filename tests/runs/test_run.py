@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cbml.bayes import MatchProbability
+from cbml.bayes import MatchProbability, check_results
 from cbml.cli import main
 from cbml.data import ImageDataset
 from cbml.errors import BadData, DamagedFile
-from cbml.runs import RunConfig, parse_overrides, resumed_config, run, runner
+from cbml.query_gallery import QueryGallery
+from cbml.runs import RunConfig, evaluate, parse_overrides, resumed_config, run, runner
 from cbml.runs.compare import FREE, check_same_run
-from cbml.runs.evaluate import images_of_other_classes
 from cbml.runs.sections import FLAT_KEYS
 from cbml.training import Callback, Method, read_record, update_record
 from tests.training.small import class_folders
@@ -204,13 +205,57 @@ def test_every_loss_and_method_is_listed(capsys: pytest.CaptureFixture[str]) -> 
     assert "against a memory of all images (--labels each)" in printed
 
 
-def test_probabilities_are_fitted_among_images_of_other_classes() -> None:
-    paths = tuple(Path(f"{number}.jpg") for number in range(6000))
-    images = ImageDataset(paths, np.arange(6000) % 6, tuple("abcdef"))
-    held_out = ImageDataset(paths[:2], np.arange(2), ("b", "z"))
-    chosen = images_of_other_classes(images, held_out, 3)
-    assert chosen.class_names == tuple("acdef"), "b has relevant images"
-    assert len(set(chosen.paths)) == 2048
-    assert chosen.paths == images_of_other_classes(images, held_out, 3).paths
-    assert chosen.paths != images_of_other_classes(images, held_out, 4).paths
-    assert len(images_of_other_classes(held_out, held_out, 0)) == 0
+class _Drawn:
+    """Stands for `embed_images`: points around the centers of classes, in a space of their own."""
+
+    def __init__(self) -> None:
+        self.asked: list[ImageDataset] = []
+
+    def __call__(self, model: object, images: ImageDataset, *_: object) -> QueryGallery:
+        self.asked.append(images)
+        names = np.array(images.class_names)[images.known_labels]
+        random = np.random.default_rng(len(images))
+        centers = {name: np.random.default_rng(int(name)).normal(size=16) for name in set(names)}
+        rows = np.array([centers[name] for name in names]) + random.normal(size=(len(names), 16))
+        return QueryGallery.of(rows, images.known_labels)
+
+
+def _images(names: Sequence[str], each: int) -> ImageDataset:
+    labels = np.repeat(np.arange(len(names)), each)
+    paths = tuple(Path(f"{number}.jpg") for number in range(len(labels)))
+    return ImageDataset(paths, labels, tuple(names))
+
+
+def test_probabilities_are_fitted_among_images_of_other_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: Any = _Drawn()
+    monkeypatch.setattr(evaluate, "embed_images", drawn)
+    names = [str(number) for number in range(80)]
+    train, held_out = _images(names[:60], 60), _images(names[60:], 5)
+    embedded = drawn(None, held_out)
+    for seed in (3, 3, 4):
+        fitted = evaluate.fit_probability(drawn, held_out, embedded, train, seed=seed)
+        assert fitted.positives == fitted.fitted_positives == 4.0
+    first, again, other = (images.paths for images in drawn.asked[1:])
+    assert len(set(first)) == 2048
+    assert first == again != other
+
+
+def test_probabilities_of_known_classes_expect_as_many_images_as_training_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: Any = _Drawn()
+    monkeypatch.setattr(evaluate, "embed_images", drawn)
+    names = [str(number) for number in range(80)]
+    train, held_out, test = _images(names, 30), _images(names[:60], 5), _images(names, 31)
+    fitted = evaluate.fit_probability(drawn, held_out, drawn(None, held_out), train, seed=0)
+    others, known = (set(images.class_names) for images in drawn.asked[1:])
+    assert known == set(held_out.class_names), "the others are relevant to no held-out image"
+    assert others == set(names) - known
+    assert fitted.positives == 30.0
+    searched = drawn(None, test)
+    assert fitted.for_gallery(searched.embeddings).positives == 30.0, "no labels, nothing new"
+    modest = MatchProbability.fit(drawn(None, held_out))
+    errors = [check_results(one, searched)[10].ece for one in (fitted, modest)]
+    assert errors[0] < 0.5 * errors[1], errors
