@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import math
+import mmap
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -44,6 +45,9 @@ from cbml.regular import open_regular
 KIND = "cbml packed images 2"
 PIXELS = "pixels.u8"
 JOURNAL = "journal.jsonl"
+# Bytes of a mapped file that were read count as the process's memory until they are let go. After
+# so many they are; what is needed again mostly comes from the system's cache.
+_RESIDENT = 2**24
 
 Progress = Callable[[int, int], None]
 # height, width, check sum of the pixels, why it is bad, SHA-256 of the file it came from
@@ -72,12 +76,13 @@ class PackedImages:
         path = folder / PIXELS
         if not path.is_file() or path.stat().st_size != metadata["bytes"]:
             raise _damaged(folder, f"{path}: not the size its manifest says")
-        # Copy on write: torch wants memory it may write to, and the file must stay as it is.
-        self._pixels = (
-            torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
-            if metadata["bytes"]
-            else torch.empty(0, dtype=torch.uint8)
-        )
+        self._map: mmap.mmap | None = None
+        self._pixels, self._read = torch.empty(0, dtype=torch.uint8), 0
+        if metadata["bytes"]:
+            with open_regular(path) as file:
+                # Copy on write: torch wants memory it may write to, the file must stay as it is.
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._pixels = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -105,12 +110,20 @@ class PackedImages:
         place, height, width, expected = self._table[index].tolist()
         if not height:
             raise UnreadableImage(f"image {index} of {self.folder}", self.reasons[index])
-        stored = self._pixels[place : place + height * width * 3]
+        stored = self._stored(place, height * width * 3)
         if not self._checked[index]:
             if zlib.crc32(stored.numpy().data) != expected:
                 raise _damaged(self.folder, f"{self.folder / PIXELS}: image {index} is damaged")
             self._checked[index] = True
         return resized_short_side(stored.view(height, width, 3).permute(2, 0, 1), length)
+
+    def _stored(self, place: int, size: int) -> Tensor:
+        """A view of the mapped file, of which little more than `_RESIDENT` stays in memory."""
+        self._read += size
+        if self._map is not None and self._read > _RESIDENT and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)  # views stay good: they read it again
+            self._read = size
+        return self._pixels[place : place + size]
 
 
 @dataclass(frozen=True)

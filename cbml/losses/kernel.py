@@ -35,8 +35,13 @@ from cbml.losses.ratios import Exponent
 # such buffers exist at a time.
 TILE_ROWS = 256
 TILE_SIZE = 2**24
+# Similarities of a tile where those of all pairs are kept. At the end of each operation threads
+# wait for each other, and where other programs are busy, for those: so the tiles are as few as a
+# processor's cache allows.
+_CACHED = 2**22
 # A term exp(x) beside one that is at least exp(0) changes no digit of their sum below these x.
 _NEGLIGIBLE = {torch.float32: -40.0, torch.float64: -300.0}
+_LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,40 +137,57 @@ def _terms_of_all(
     Half of them are computed, the others mirrored. With G the gradient of all similarities, that of
     the unit vectors is (G + Gᵀ) U, one product where tiles that come and go need two.
     """
-    # Few, large tiles: at the end of each operation threads wait for each other, and where other
-    # programs are busy, for those.
-    tile_rows = 2 * TILE_ROWS
-    matrix = rows.new_empty(len(rows), len(rows))  # the similarities, then G
-    spare = rows.new_empty(min(tile_rows, len(rows)), len(rows))
+    size = len(rows)
+    tile_rows = min(size, max(TILE_ROWS, _CACHED // size))
+    # A row takes an odd number of cache lines: a power of two would put a whole column into a few
+    # places of the cache, and transposing would take four times as long.
+    matrix = rows.new_empty(size, 16 * (-(-size // 16) | 1))[:, :size]  # the similarities, then G
+    spare = rows.new_empty(tile_rows, size)
     totals, gradient = rows.new_zeros(3), torch.zeros_like(rows) if wants_grad else None
     for tile in pairs.tiles(tile_rows):
-        start, stop = tile.rows.start, tile.rows.stop
-        torch.mm(rows[tile.rows], rows[start:].T, out=matrix[tile.rows, start:])
-        matrix[stop:, tile.rows] = matrix[tile.rows, stop:].T
-        work = _Work(tile, matrix[tile.rows], spare[: stop - start], formula)
+        height = tile.rows.stop - tile.rows.start
+        _compare(matrix, tile.rows, rows)
+        work = _Work(tile, matrix[tile.rows], spare[:height], formula)
         totals += work.terms()
         if gradient is not None:
             work.gradient()
-            _add_products(gradient, matrix, tile.rows, rows)
+            _add_products(gradient, matrix, tile.rows, rows, spare[:height, :height])
     positive, negative, variance = totals.unbind()
     return PairSums(positive, negative, variance, gradient, None)
 
 
-def _add_products(gradient: Tensor, matrix: Tensor, tile: slice, rows: Tensor) -> None:
+def _compare(matrix: Tensor, tile: slice, rows: Tensor) -> None:
+    """Similarities of a tile with itself and all rows below it, and their mirror images.
+
+    Args:
+        matrix: Complete above the tile, and left of it. (B, B)
+    """
+    side = max(TILE_ROWS, len(rows) // 8)  # what a strip has left of its diagonal is in vain
+    for start in range(tile.start, tile.stop, side):
+        strip = slice(start, min(start + side, tile.stop))
+        torch.mm(rows[strip], rows[start:].T, out=matrix[strip, start:])
+        matrix[strip.stop :, strip] = matrix[strip, strip.stop :].T
+
+
+def _add_products(
+    gradient: Tensor, matrix: Tensor, tile: slice, rows: Tensor, spare: Tensor
+) -> None:
     """Add what the pairs within a tile, and of it with the rows above it, give to (G + Gᵀ) U.
 
     Args:
         gradient: changed. (B, D)
         matrix: G, complete down to the tile. (B, B)
+        spare: Room for the pairs within the tile. (T, T)
     """
     above, side = matrix[tile, : tile.start], 2 * TILE_ROWS  # (T, A)
     for start in range(0, tile.start, side):  # piece by piece, which a cache can hold
         piece = slice(start, min(start + side, tile.start))
         above[:, piece] += matrix[piece, tile].T
     own = matrix[tile, tile]
-    gradient[tile].addmm_(own + own.T, rows[tile])
-    gradient[tile].addmm_(above, rows[: tile.start])
-    gradient[: tile.start].addmm_(above.T, rows[tile])
+    gradient[tile].addmm_(torch.add(own, own.T, out=spare), rows[tile])
+    if tile.start:
+        gradient[tile].addmm_(above, rows[: tile.start])
+        gradient[: tile.start].addmm_(above.T, rows[tile])
 
 
 class _Work:
@@ -226,7 +248,7 @@ class _Work:
         else:
             push = self._push_per_exponential(formula.ratio[1]) * self.keep
             if formula.variance_weight:
-                torch.addcmul(-toward_target, self.similarity, strength, out=self.similarity)
+                self.similarity.mul_(strength).sub_(toward_target)
                 self.similarity.addcmul_(self.exponentials, push)
             else:
                 torch.mul(self.exponentials, push, out=self.similarity)
@@ -292,16 +314,17 @@ class _Work:
             exponentials.masked_fill_(similarity <= threshold, -torch.inf)
             shift = exponentials.amax(dim=1, keepdim=True).clamp(min=0.0)
             cut = torch.full_like(shift, negligible)
-            exponentials.sub_(shift + cut).clamp_(min=0.0)
+            exponentials.sub_(shift + cut).clamp_(min=0.0).exp_()
         else:
             # The exponent rises with s: at most `least`, a pair is not hard or counts for nothing.
             shift = (slope * hardest + base).clamp(min=0.0)
             least = torch.maximum(threshold, (negligible + shift - base) / slope)
             # Where δ is zero or no positive sets a threshold, all is cut and any number will do.
             cut = (slope * least + base - shift).nan_to_num(nan=0.0).clamp(max=1.0)
-            torch.sub(similarity, least, out=exponentials).clamp_(min=0.0).mul_(slope)
+            torch.sub(similarity, least, out=exponentials).clamp_(min=0.0)
+            exponentials.mul_(slope * _LOG2_E).exp2_()  # a third of the time of exp
             shift = shift * (hardest > threshold)  # nothing to shift where none is hard
-        torch.threshold_(exponentials.exp_(), 1.0, 0.0)
+        torch.threshold_(exponentials, 1.0, 0.0)
         unit = torch.exp(cut)
         total = exponentials.sum(dim=1, keepdim=True) * unit
         value, weight = self._average(shift, total)

@@ -34,6 +34,13 @@ def same_cache(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CBML_CACHE", str(finished.parent / "cache"))
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of figures take most of an analysis, and many tests look at none."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+
 def test_few_held_out_classes_are_said_to_say_little(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +143,7 @@ def test_queries_are_paired_with_the_gallery(
     assert checks["query × gallery, first 5"] == 5 * asked
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_sample_does_not_replace_what_all_images_taught(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +181,7 @@ def test_images_learned_without_labels_are_no_held_out_classes(
     assert not (out / "calibration.json").exists()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_every_look_at_test_images_is_counted(finished: Path, tmp_path: Path) -> None:
     """Also by the name of the run's own images, and for the run that stands beside it."""
     other, out = tmp_path / "other", ["--out", str(tmp_path / "figures")]
@@ -191,14 +200,10 @@ def test_every_look_at_test_images_is_counted(finished: Path, tmp_path: Path) ->
     assert read_record(other)["test_evaluations"] == looks + 1
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_without_matplotlib_the_numbers_are_there(
-    finished: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     out = tmp_path / "figures"
     assert run(["analyze", str(finished), "--out", str(out), "--json"]) == 0
     shown = capsys.readouterr()
@@ -210,6 +215,7 @@ def test_without_matplotlib_the_numbers_are_there(
     assert "<table" in (out / "analysis.html").read_text()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_has_its_name_wherever_one_stands(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,6 +249,38 @@ def test_every_damaged_byte_is_found_before_it_is_used(tmp_path: Path) -> None:
         PackedImages(packed.folder)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RSS is counted as on Linux")
+def test_pixels_that_were_read_do_not_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = image_dataset(tmp_path / "set", classes=2, each=40, size=(90, 80))
+    monkeypatch.setattr("cbml.data.packed._RESIDENT", 2**16)
+    packed = pack(images.paths, tmp_path / "pack", short_side=80)
+    first = packed.sized(0, 80)
+    before = first.clone()
+    largest = 0
+    for index in range(len(packed)):
+        packed.sized(index, 80)
+        largest = max(largest, resident(packed.folder / "pixels.u8"))
+    # The system maps up to 16 pages around one that is read.
+    assert 0 < largest <= 2**16 + 2**17
+    assert (packed.folder / "pixels.u8").stat().st_size > 2**20
+    assert torch.equal(first, before)
+    check_whole(packed, images.paths, 80)
+
+
+def resident(path: Path) -> int:
+    """Bytes of a mapped file that count as memory of this process."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    mapping = (line for line in lines if line.endswith(str(path)))
+    return (
+        sum(
+            next(int(line.split()[1]) for line in lines if line.startswith("Rss:")) for _ in mapping
+        )
+        * 1024
+    )
+
+
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     images = image_dataset(tmp_path / "set", classes=2, each=3)
     packed = pack(images.paths, tmp_path / "pack", short_side=20)

@@ -1,15 +1,16 @@
 """Freed memory is kept, and the numbers of a step stay what they were."""
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.program import run
 
 PROBE = """
 import resource, sys
 import torch
 from cbml.training.machine import keep_freed_memory
-if sys.argv[1] == "keep":
+if sys.argv[-1] == "keep":
     assert keep_freed_memory()
 def step():
     return [torch.ones(2**23) for _ in range(4)][0].sum()  # 4 x 32 MiB
@@ -23,9 +24,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(how: str) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, how], check=True, capture_output=True, text=True
-    )
+    done = run(how, code=PROBE)
+    assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
 
