@@ -63,8 +63,8 @@ def margin_to_train_with(prior_odds: float) -> float | None:
     """ε to train with: 0.1, as in the authors' program, where classes are few; None where many.
 
     Few classes are soon told apart. Without mining their images are still drawn together, and lose
-    the variety by which unseen classes differ; ε ends that. Among a hundred classes there is more to
-    learn from every pair than training has steps. Θ = |P|/|N| is about one for C - 1 classes.
+    the variety by which unseen classes differ; ε ends that. Among hundreds of classes there is more
+    to learn from every pair than training has steps. Θ = |P|/|N| is about one for C - 1 classes.
 
     Args:
         prior_odds: Θ of the training images.

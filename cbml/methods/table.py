@@ -70,7 +70,8 @@ METHODS: dict[str, MethodEntry] = {
         labels="each",
         defaults={
             "augmentation": {"min_area": 0.5},
-            "model": {"dim": 512},  # the paper's 128 for clusters whiten too few directions
+            # The paper's 128 for clusters whiten too few directions; searches see larger images.
+            "model": {"dim": 512, "test_crop": 0},
             "optimizer": {"learning_rate": 4e-4},
             "training": {"samples_per_class": 1, "choose_by": "agreement", "validate_every": 40},
         },
