@@ -16,7 +16,6 @@ from cbml.losses import CBMLLoss, check_count, check_number
 from cbml.methods.unlabeled import (
     HeadStart,
     Unlabeled,
-    at_training_size,
     directions_of,
     image_features,
     whiten_head,
@@ -154,7 +153,7 @@ class LargerViews(Unlabeled):
         They are embedded at the size of the training: at a larger one the untrained network agrees
         best with its own larger views.
         """
-        embeddings = view.embed(at_training_size(view))
+        embeddings = view.embed(view.model.at_crop(view.batches.transform.crop))
         return {"agreement": self._agreement(view.readable, embeddings)}
 
     def finish(self, view: TrainingView) -> bool:

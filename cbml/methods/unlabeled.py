@@ -1,6 +1,5 @@
 """What methods without labels share: whitened starts, a memory of all images, a linear map."""
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -128,13 +127,6 @@ def whiten_head(head: nn.Linear, features: Vectors) -> None:
         head.bias[: len(bias)] = torch.from_numpy(bias).to(head.bias)
 
 
-def at_training_size(view: TrainingView) -> Embedder:
-    """The model, with the same weights, at the size of its training crops instead of searches."""
-    model = copy.copy(view.model)
-    model.preprocessing = model.preprocessing.with_crop(view.batches.transform.crop)
-    return model
-
-
 class Unlabeled(Method):
     """What methods without labels share: how the linear layer of the model starts.
 
@@ -150,7 +142,7 @@ class Unlabeled(Method):
     def start(self, view: TrainingView) -> None:
         """Let the linear layer whiten the features, if asked."""
         if self.head_start == "whitened":
-            start_head(at_training_size(view), view.embed)
+            start_head(view.model.at_crop(view.batches.transform.crop), view.embed)
 
 
 class Memory(nn.Module):

@@ -156,6 +156,16 @@ class Embedder(nn.Module):
         with torch.autocast(images.device.type, enabled=False):
             return functional.normalize(self.head(features), dim=1)
 
+    def at_crop(self, crop: int) -> Self:
+        """The same network, with the same weights, for images of another size.
+
+        Args:
+            crop: Side of the square that it sees, in pixels.
+        """
+        other = copy.copy(self)
+        other.preprocessing = self.preprocessing.with_crop(crop)
+        return other
+
     def features(self, images: Tensor) -> Tensor:
         """Pooled features before the linear layer, float32, (B, 3, H, W) -> (B, C).
 

@@ -1,6 +1,5 @@
 """The constants of the loss: given, or estimated once from the start model, and recorded."""
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,8 +67,7 @@ def estimate_parameters(
     dataset = PackedDataset.of(images.subset(sample), config.model.crop, read)
     labels = dataset.images.known_labels
     shown = callback.progress("images embedded for statistics")
-    trained = copy.copy(model)  # the weights are shared
-    trained.preprocessing = model.preprocessing.with_crop(config.model.crop)
+    trained = model.at_crop(config.model.crop)
     embeddings = embed_dataset(trained, dataset, distributed, shown)
     found = estimate_options(embeddings, labels, _prior_odds(images.class_sizes()))
     return {**found, "images": len(labels), "classes": len(np.unique(labels))}
