@@ -28,6 +28,8 @@ TERMS = {
     "Recall@8": "Share of queries with an image of the same label among the nearest eight.",
     "Recall@10": "Share of queries with an image of the same label among the nearest ten.",
     "Recall@100": "Share of queries with an image of the same label among the nearest hundred.",
+    "agreement": "Share of the five nearest neighbors of held-out images that their enlarged views "
+    "have, too; no label is used.",
     "MAP@R": "Mean average precision among the R nearest, R being the number of images that share "
     "the query's label; unlike Recall@1 it rewards finding all of them.",
     "R-precision": "Share of images with the query's label among the R nearest.",

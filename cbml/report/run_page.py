@@ -106,7 +106,8 @@ def _known_classes(record: Mapping[str, Any]) -> bool:
 
 def _held_out(record: Mapping[str, Any]) -> str:
     """What was kept from the training, to choose the model by."""
-    return "images" if _known_classes(record) else "classes"
+    labeled = record.get("config", {}).get("data", {}).get("labels", "known") == "known"
+    return "classes" if labeled and not _known_classes(record) else "images"
 
 
 def score_table(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Table | None:

@@ -50,7 +50,9 @@ def report_run(
     record, callback = read_record(folder), callback or Callback()
     shared = record.get("data", {}).get("shared_classes")
     unseen = "new images of known classes" if shared else "unseen classes"
-    parts = [("training classes", splits.train), (f"{unseen}, held out", splits.validation)]
+    labeled = record.get("config", {}).get("data", {}).get("labels", "known") == "known"
+    trained = "training classes" if labeled else "clusters of the training images"
+    parts = [(trained, splits.train), (f"{unseen}, held out", splits.validation)]
     test = splits.query if splits.test is None else splits.test
     if test is not None and record.get("test_evaluations"):
         parts.append((f"{unseen}, test", test))

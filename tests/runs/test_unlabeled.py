@@ -157,7 +157,11 @@ def test_the_clusters_of_a_run_without_any_are_those_of_its_model(
     rows = list(csv.DictReader((out / "clusters.csv").read_text().splitlines()))
     assert len(rows) == 43
     assert len({row["cluster"] for row in rows}) == 10, "a quarter of the 42 readable images"
-    assert "<svg" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "<svg" in page
+    assert "Held-out images are never trained on" in page
+    assert "clusters of the training images" in page
+    assert "training classes" not in page, "there are none"
 
 
 def test_a_stopped_run_goes_on_by_its_folder(flat: Path, tmp_path: Path) -> None:
