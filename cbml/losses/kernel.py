@@ -20,9 +20,13 @@ Positives are few: they are taken out of a tile, (T, K), and everything that con
 there, while the full tile, (T, R), sees negatives only.
 """
 
+import contextlib
 import math
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,13 +39,14 @@ from cbml.losses.ratios import Exponent
 # such buffers exist at a time.
 TILE_ROWS = 256
 TILE_SIZE = 2**24
-# Similarities of a tile where those of all pairs are kept. At the end of each operation threads
-# wait for each other, and where other programs are busy, for those: so the tiles are as few as a
-# processor's cache allows.
+# So many similarities are one tile, which stays in a processor's cache; of more, threads take
+# a tile each.
 _CACHED = 2**22
 # A term exp(x) beside one that is at least exp(0) changes no digit of their sum below these x.
 _NEGLIGIBLE = {torch.float32: -40.0, torch.float64: -300.0}
 _LOG2_E = math.log2(math.e)
+
+_ForEach: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,57 +142,82 @@ def _terms_of_all(
     Half of them are computed, the others mirrored. With G the gradient of all similarities, that of
     the unit vectors is (G + Gᵀ) U, one product where tiles that come and go need two.
     """
-    size = len(rows)
-    tile_rows = min(size, max(TILE_ROWS, _CACHED // size))
+    size, rows = len(rows), rows.detach()
+    is_large = rows.device.type == "cpu" and size**2 > _CACHED
+    threads, height = (torch.get_num_threads(), TILE_ROWS) if is_large else (1, size)
     # A row takes an odd number of cache lines: a power of two would put a whole column into a few
     # places of the cache, and transposing would take four times as long.
     matrix = rows.new_empty(size, 16 * (-(-size // 16) | 1))[:, :size]  # the similarities, then G
-    spare = rows.new_empty(tile_rows, size)
-    totals, gradient = rows.new_zeros(3), torch.zeros_like(rows) if wants_grad else None
-    for tile in pairs.tiles(tile_rows):
-        height = tile.rows.stop - tile.rows.start
-        _compare(matrix, tile.rows, rows)
-        work = _Work(tile, matrix[tile.rows], spare[:height], formula)
-        totals += work.terms()
-        if gradient is not None:
+    gradient = torch.empty_like(rows)
+    spares = [rows.new_empty(height, size) for _ in range(threads)]  # each thread takes one
+
+    def compare(part: slice) -> None:
+        """Similarities of some rows with themselves and all below, and their mirror images."""
+        torch.mm(rows[part], rows[part.start :].T, out=matrix[part, part.start :])
+        matrix[part.stop :, part] = matrix[part, part.stop :].T
+
+    def terms(tile: LabelTile | MaskedTile) -> Tensor:
+        """The sums of a tile; leaves G in place of its similarities."""
+        spare, own = spares.pop(), matrix[tile.rows]
+        work = _Work(tile, own, spare[: len(own)], formula)
+        sums = work.terms()
+        if wants_grad:
             work.gradient()
-            _add_products(gradient, matrix, tile.rows, rows, spare[:height, :height])
+        spares.append(spare)
+        return sums
+
+    def multiply(part: slice) -> None:
+        """Some rows of (G + Gᵀ) U."""
+        spare, own = spares.pop(), matrix[part]
+        both = torch.add(own, matrix[:, part].T, out=spare[: len(own)])
+        torch.mm(both, rows, out=gradient[part])
+        spares.append(spare)
+
+    with _threads(threads) as for_each:
+        for_each(compare, _parts(size, max(TILE_ROWS, size // 8)))
+        totals = torch.stack(for_each(terms, list(pairs.tiles(height)))).sum(dim=0)
+        if wants_grad:
+            for_each(multiply, _parts(size, height))
     positive, negative, variance = totals.unbind()
-    return PairSums(positive, negative, variance, gradient, None)
+    return PairSums(positive, negative, variance, gradient if wants_grad else None, None)
 
 
-def _compare(matrix: Tensor, tile: slice, rows: Tensor) -> None:
-    """Similarities of a tile with itself and all rows below it, and their mirror images.
+def _parts(size: int, height: int) -> list[slice]:
+    return [slice(start, min(start + height, size)) for start in range(0, size, height)]
 
-    Args:
-        matrix: Complete above the tile, and left of it. (B, B)
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[_ForEach]:
+    """A map over items by threads that compute alone and take the next item when they are done.
+
+    When torch divides each operation among its threads, they wait for each other at the end of
+    each, and where other programs are busy, for those. These wait at the end of all.
     """
-    side = max(TILE_ROWS, len(rows) // 8)  # what a strip has left of its diagonal is in vain
-    for start in range(tile.start, tile.stop, side):
-        strip = slice(start, min(start + side, tile.stop))
-        torch.mm(rows[strip], rows[start:].T, out=matrix[strip, start:])
-        matrix[strip.stop :, strip] = matrix[strip, strip.stop :].T
+    if count == 1:
+        yield lambda work, items: [work(item) for item in items]
+        return
+    all_alone, inference = threading.Barrier(count + 1), torch.is_inference_mode_enabled()
 
+    def begin() -> None:
+        torch.set_num_threads(1)
+        all_alone.wait()
 
-def _add_products(
-    gradient: Tensor, matrix: Tensor, tile: slice, rows: Tensor, spare: Tensor
-) -> None:
-    """Add what the pairs within a tile, and of it with the rows above it, give to (G + Gᵀ) U.
+    def for_each(work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+        def in_mode(item: Any) -> Any:
+            with torch.inference_mode(inference):
+                return work(item)
 
-    Args:
-        gradient: changed. (B, D)
-        matrix: G, complete down to the tile. (B, B)
-        spare: Room for the pairs within the tile. (T, T)
-    """
-    above, side = matrix[tile, : tile.start], 2 * TILE_ROWS  # (T, A)
-    for start in range(0, tile.start, side):  # piece by piece, which a cache can hold
-        piece = slice(start, min(start + side, tile.start))
-        above[:, piece] += matrix[piece, tile].T
-    own = matrix[tile, tile]
-    gradient[tile].addmm_(torch.add(own, own.T, out=spare), rows[tile])
-    if tile.start:
-        gradient[tile].addmm_(above, rows[: tile.start])
-        gradient[: tile.start].addmm_(above.T, rows[tile])
+        return list(pool.map(in_mode, items))
+
+    with ThreadPoolExecutor(count, initializer=begin) as pool:
+        try:
+            for _ in range(count):
+                pool.submit(int)  # starts a thread, since none before it is through the barrier
+            all_alone.wait()
+            torch.set_num_threads(count)  # torch takes a thread's for that of threads to come
+            yield for_each
+        finally:
+            all_alone.abort()  # nobody waits for a thread that could not start
 
 
 class _Work:
