@@ -244,8 +244,10 @@ def _print_result(result: "RunResult", as_json: bool) -> None:
     folder, fitted = result.folder, result.fitted
     print(f"{folder}: {counted(fitted.steps, 'step')}")
     if fitted.best_score is not None:
+        chosen_by = result.config.training.choose_by
+        judges = "" if chosen_by == "view_agreement" else "held-out "
         print(
-            f"  held-out {result.config.training.choose_by}: {fitted.best_score:.4f} after step "
+            f"  {judges}{chosen_by}: {fitted.best_score:.4f} after step "
             f"{fitted.best_step}, kept in model/ (start {fitted.start_score:.4f}, last step "
             f"{fitted.last_score:.4f})"
         )

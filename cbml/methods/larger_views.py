@@ -11,13 +11,15 @@ from torch.nn import functional
 
 from cbml.data import EpochBatches
 from cbml.errors import BadData
-from cbml.index import Index
 from cbml.losses import CBMLLoss, check_count, check_number
 from cbml.methods.unlabeled import (
+    COMPARED,
     HeadStart,
     Unlabeled,
     directions_of,
     image_features,
+    nearest_others,
+    shared_neighbors,
     whiten_head,
     whitening,
 )
@@ -32,7 +34,6 @@ _COMPONENTS = 512  # of the teacher's vectors
 LARGEST_VIEW = 224  # pixels that pretrained backbones saw; more show them nothing they know
 _HELD_OUT = 10  # one image in so many is not trained on, and judges
 _FEWEST = 4  # images
-_COMPARED = 5  # nearest neighbors by which a model is judged
 _NOTHING = -1e30  # instead of minus infinity, whose gradients are NaN
 
 
@@ -114,7 +115,7 @@ class LargerViews(Unlabeled):
         readable = torch.from_numpy(view.readable)
         device = self.teacher.device
         self.teacher[readable.to(device), : found.shape[1]] = found.to(device)
-        neighbors = _nearest(found.numpy(), self.nearest.shape[1])
+        neighbors = nearest_others(found.numpy(), self.nearest.shape[1])
         images = view.readable[neighbors]
         self.nearest[readable.to(device), : images.shape[1]] = torch.from_numpy(images).to(device)
         chance = np.random.default_rng(self.seed).permutation(view.readable)
@@ -173,10 +174,9 @@ class LargerViews(Unlabeled):
 
     def _agreement(self, readable: Indices, embeddings: Vectors) -> float:
         judges = np.flatnonzero(self.held_out.cpu().numpy()[readable])
-        by_model = readable[_nearest(embeddings, _COMPARED, judges)]
-        by_teacher = self.nearest.cpu().numpy()[readable[judges], :_COMPARED]
-        shared = (by_model[:, :, None] == by_teacher[:, None, :]).any(axis=2)
-        return float(shared.mean())
+        by_model = readable[nearest_others(embeddings, COMPARED, of=judges)]
+        by_teacher = self.nearest.cpu().numpy()[readable[judges], :COMPARED]
+        return shared_neighbors(by_teacher, by_model)
 
     def before_epoch(self, view: TrainingView) -> EpochPlan:
         """Batches of images with their neighbors."""
@@ -288,16 +288,3 @@ def neighbor_batches(
                     taken.add(image)
         batches.append(rows[: shape[1]])
     return np.array(batches, dtype=np.int64)
-
-
-def _nearest(vectors: Vectors, count: int, of: Indices | None = None) -> Indices:
-    """The nearest other vectors of each, or of some. (N, min(count, N - 1))"""
-    own = np.arange(len(vectors)) if of is None else of
-    index = Index(vectors.shape[1])
-    index.add(vectors)
-    count = min(count, len(vectors) - 1)
-    found = index.search(vectors[own], count + 1).ids
-    # Itself is mostly the first, but a twin may come before it: whoever it is goes to the end.
-    order = np.argsort(found == own[:, None], axis=1, kind="stable")
-    kept: Indices = np.take_along_axis(found, order, axis=1)[:, :count]
-    return kept

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cbml.methods.clusters import Labeling, cluster_labels, spread_labels
-from cbml.methods.unlabeled import image_features, start_head, whitened
+from cbml.methods.unlabeled import HeadStart, Unlabeled, image_features, whitened
 from cbml.models import Embedder
-from cbml.training import EpochPlan, Method, NonFiniteError, TrainingView
+from cbml.training import EpochPlan, NonFiniteError, TrainingView
 
 Vectors = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Study = Callable[[Embedder, Labels], Mapping[str, float]]
 
 
-class PseudoLabels(Method):
+class PseudoLabels(Unlabeled):
     """A loss on labels that are clusters of what the model sees, found again every few epochs.
 
     The main process clusters and the others get its labels. An image that cannot be read gets the
@@ -49,14 +49,14 @@ class PseudoLabels(Method):
         clusters: int | None,
         every: int = 1,
         cluster_by: Literal["embedding", "features"] = "embedding",
-        head_start: Literal["random", "whitened"] = "random",
+        head_start: HeadStart = "random",
         estimate: Callable[[Vectors, Labels], Mapping[str, Any]] | None = None,
         study: Study | None = None,
         seed: int = 0,
         collapse: Literal["warn", "stop", "ignore"] = "warn",
     ) -> None:
         made = loss if isinstance(loss, nn.Module) else loss({})
-        super().__init__(made)
+        super().__init__(made, head_start=head_start)
         self.make_loss = None if isinstance(loss, nn.Module) else loss
         if (estimate is None) != (self.make_loss is None):
             raise ValueError("loss: a function that makes it goes with estimate, and only with it")
@@ -66,16 +66,10 @@ class PseudoLabels(Method):
         self.clusters = clusters
         self.every = every
         self.cluster_by = cluster_by
-        self.head_start = head_start
         self.estimate = estimate
         self.study = study
         self.seed = seed
         self.collapse = collapse
-
-    def start(self, view: TrainingView) -> None:
-        """Let the linear layer whiten the features, if asked."""
-        if self.head_start == "whitened":
-            start_head(view.model, view.embed)
 
     def before_epoch(self, view: TrainingView) -> EpochPlan | None:
         """New labels where they are due."""

@@ -1,8 +1,8 @@
 """What methods without labels share: whitened starts, a memory of all images, a linear map."""
 
 import math
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cbml.errors import BadData
+from cbml.index import Index
 from cbml.losses import check_number
 from cbml.models import Embedder
 from cbml.outputs import Outputs
@@ -24,6 +25,9 @@ Embed = Callable[[nn.Module], Vectors]
 _NOISE = 1e-7
 # Whitened in as many directions as there are images, all images are equally far from each other.
 _IMAGES_PER_DIRECTION = 8
+COMPARED = 5  # nearest neighbors by which a model is judged
+_JUDGES = 2000  # images
+_MIDDLE = 0.7  # of an image's area
 
 
 def directions_of(images: int, most: int) -> int:
@@ -128,21 +132,85 @@ def whiten_head(head: nn.Linear, features: Vectors) -> None:
 
 
 class Unlabeled(Method):
-    """What methods without labels share: how the linear layer of the model starts.
+    """What methods without labels share: how the linear layer starts, and how a model is judged.
+
+    `view_agreement` is the share of an image's nearest neighbors that another view of it has too:
+    the middle of the image, mirrored unless the training never mirrors. It rises while a network
+    learns what its images are and falls when it forgets, also where all of them become alike.
 
     Args:
+        loss: As for `Method`.
         head_start: "whitened" lets the linear layer start as the whitening of the training
             images' features; "random" leaves it as it is.
     """
 
-    def __init__(self, *, head_start: HeadStart = "random") -> None:
-        super().__init__()
+    judged_by: tuple[str, ...] = ("view_agreement",)
+
+    def __init__(self, loss: nn.Module | None = None, *, head_start: HeadStart = "random") -> None:
+        super().__init__(loss)
         self.head_start = head_start
 
     def start(self, view: TrainingView) -> None:
         """Let the linear layer whiten the features, if asked."""
         if self.head_start == "whitened":
             start_head(view.model.at_crop(view.batches.transform.crop), view.embed)
+
+    def judge(self, view: TrainingView) -> Mapping[str, float]:
+        """How steady the neighbors of some of the training images are."""
+        chance = np.random.default_rng(0)  # the same images at every step
+        chosen = np.sort(chance.permutation(view.readable)[:_JUDGES])
+        model = view.model.at_crop(view.batches.transform.crop)
+        other = _OtherView(model, mirror=view.batches.transform.flip > 0)
+        vectors, others = (view.embed(network, indices=chosen) for network in (model, other))
+        expected = nearest_others(vectors, COMPARED)
+        # From the last to the first: of images that are all alike each search finds others.
+        found = nearest_others(vectors[::-1], COMPARED, queries=others[::-1])
+        return {"view_agreement": shared_neighbors(expected, len(vectors) - 1 - found[::-1])}
+
+
+class _OtherView(nn.Module):
+    """A model that sees the middle of an image, 0.7 of its area, mirrored if asked."""
+
+    def __init__(self, model: Embedder, *, mirror: bool) -> None:
+        super().__init__()
+        self.model, self.mirror, self.preprocessing = model, mirror, model.preprocessing
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Unit vectors. (B, D)"""
+        side = images.shape[-1]
+        edge = round(side * (1 - math.sqrt(_MIDDLE)) / 2)
+        middle = images[..., edge : side - edge, edge : side - edge]
+        seen = functional.interpolate(middle, size=(side, side), mode="bilinear")
+        return cast(Tensor, self.model(seen.flip(-1) if self.mirror else seen))
+
+
+def nearest_others(
+    vectors: Vectors,
+    count: int,
+    *,
+    of: NDArray[np.int64] | None = None,
+    queries: Vectors | None = None,
+) -> NDArray[np.int64]:
+    """The nearest other vectors of each, or of some. (N, min(count, N - 1))
+
+    Args:
+        of: Some of them; None for all.
+        queries: What is compared with the vectors in place of those themselves. (N, D)
+    """
+    own = np.arange(len(vectors)) if of is None else of
+    index = Index(vectors.shape[1])
+    index.add(vectors)
+    count = min(count, len(vectors) - 1)
+    found = index.search((vectors if queries is None else queries)[own], count + 1).ids
+    # Itself is mostly the first, but a twin may come before it: whoever it is goes to the end.
+    order = np.argsort(found == own[:, None], axis=1, kind="stable")
+    kept: NDArray[np.int64] = np.take_along_axis(found, order, axis=1)[:, :count]
+    return kept
+
+
+def shared_neighbors(expected: NDArray[np.int64], found: NDArray[np.int64]) -> float:
+    """The mean share of each row that the same row of the other has, too. (N, K) each"""
+    return float((found[:, :, None] == expected[:, None, :]).any(axis=2).mean())
 
 
 class Memory(nn.Module):

@@ -30,6 +30,8 @@ TERMS = {
     "Recall@100": "Share of queries with an image of the same label among the nearest hundred.",
     "agreement": "Share of the five nearest neighbors of held-out images that their enlarged views "
     "have, too; no label is used.",
+    "view_agreement": "Share of the five nearest neighbors of training images that the middle of "
+    "the image, mirrored, has, too; no label is used.",
     "MAP@R": "Mean average precision among the R nearest, R being the number of images that share "
     "the query's label; unlike Recall@1 it rewards finding all of them.",
     "R-precision": "Share of images with the query's label among the R nearest.",
@@ -56,6 +58,8 @@ TERMS = {
     "ECE free": "Mean gap between posteriors by a free curve and how often they came true.",
     "confidence": "Mean of the probabilities that were given.",
     "accuracy": "How often results of such a probability were relevant.",
+    "training, before": "Images that are trained on, before training.",
+    "training, after": "Images that are trained on, by the model kept.",
     "held-out, before": "Images left out of training to choose the model by; before training.",
     "held-out, after": "Images left out of training to choose the model by; the model kept.",
     "test, before": "The test images, before training.",

@@ -110,6 +110,12 @@ def _held_out(record: Mapping[str, Any]) -> str:
     return "classes" if labeled and not _known_classes(record) else "images"
 
 
+def _is_held_out(record: Mapping[str, Any]) -> bool:
+    """Whether what chose the model was kept from the training; views of images need not be."""
+    training = record.get("config", {}).get("training", {})
+    return bool(training.get("choose_by") != "view_agreement")
+
+
 def score_table(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Table | None:
     """Held-out and test scores of a run beside those of its start; None where it has none.
 
@@ -118,9 +124,10 @@ def score_table(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]])
         metrics: The lines of metrics.jsonl.
     """
     validations = {line["step"]: line["validation"] for line in metrics if "validation" in line}
+    judges = "held-out" if _is_held_out(record) else "training"
     columns = {
-        "held-out, before": validations.get(0, {}),
-        "held-out, after": validations.get(record.get("best_step"), {}),
+        f"{judges}, before": validations.get(0, {}),
+        f"{judges}, after": validations.get(record.get("best_step"), {}),
         "test, before": record.get("test_start", {}),
         "test, after": record.get("test", {}),
     }
@@ -147,10 +154,10 @@ def _note(record: Mapping[str, Any]) -> str:
     if known:
         words.append("Scores are for new images of known classes.")
     if record.get("best_step") is not None:
-        words.append(
-            f"Held-out {_held_out(record)} are never trained on; they chose the model of step "
-            f"{record['best_step']}."
-        )
+        judges = "Other views of the training images"
+        if _is_held_out(record):
+            judges = f"Held-out {_held_out(record)} are never trained on; they"
+        words.append(f"{judges} chose the model of step {record['best_step']}.")
     words.append(f"Test evaluations so far: {record.get('test_evaluations', 0)}.")
     return " ".join(words)
 
@@ -207,12 +214,17 @@ def _curves(metrics: Sequence[Mapping[str, Any]], held_out: str) -> list[Markup]
         )
         for name, title in _CURVES.items()
     ]
-    scores = [
-        (line["step"], line["validation"]["recall@1"])
-        for line in metrics
-        if line.get("validation", {}).get("recall@1") is not None
-    ]
-    charts.append(line_chart(f"Recall@1 on held-out {held_out}", scores, dots=True))
+    for name, title in {
+        "recall@1": f"Recall@1 on held-out {held_out}",
+        "agreement": "Agreement of held-out images with their enlarged views",
+        "view_agreement": "Agreement of training images with other views of them",
+    }.items():
+        scores = [
+            (line["step"], line["validation"][name])
+            for line in metrics
+            if line.get("validation", {}).get(name) is not None
+        ]
+        charts.append(line_chart(title, scores, dots=True))
     return [one for one in charts if one]
 
 

@@ -221,7 +221,7 @@ def _note_known_to_start(start: str | None, splits: Splits) -> None:
 def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     """The parts of a run that learns from clusters, or from every image as its own class.
 
-    There is nothing to choose a model by, so the last one is kept unless the method can judge it.
+    No label chooses the model: where the method cannot judge it, the last one is kept.
     """
     distributed, read = start.distributed, start.callback.progress("images read")
     splits = training_splits(config)
@@ -233,7 +233,7 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
     _check_model(config, model, nn.Identity())
     sizes = config.pseudo_labels.batch_sizes
     config, plan = _planned(config, model, nn.Identity(), splits, sizes[1], start)
-    config = config.replace(training={"choose_by": config.training.choose_by or "recall@1"})
+    config = config.replace(training={"choose_by": config.training.choose_by or "view_agreement"})
     dataset = PackedDataset.of(images, config.test_crop, read)
     if len(dataset.images) < 2:
         few = f"{config.data.source}: {len(dataset.images)} of {len(images)} images can be read"

@@ -181,8 +181,8 @@ class TrainingConfig(Section, LoopSettings):
             class that is small, or for more where there are fewer than 15 classes.
         chunk_size: Images in one forward pass; 0 for the whole batch. None for as many as a run
             may take: on a CPU 3 GB, and half of what is free.
-        choose_by: The validation score that chooses the model. None for "recall@1", or for
-            "map@r" where fewer than ten classes are held out.
+        choose_by: The validation score that chooses the model. None for "recall@1", for "map@r"
+            where fewer than ten classes are held out, for "view_agreement" without labels.
         tensorboard: Write event files for TensorBoard as well.
     """
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from cbml.data import Batches, ImageDataset, PackedDataset
+from cbml.data import Batches, ImageDataset, PackedDataset, TrainTransform
 from cbml.losses import LOSSES, CBMLLoss
 from cbml.methods import PseudoLabels
 from cbml.methods.pseudo_labels import move_class_vectors
@@ -67,6 +67,38 @@ def test_collapse_warns_stops_or_is_ignored(tmp_path: Path) -> None:
         plan(made, collapse="stop")
     made.relabel(found.labels)
     assert len(next(iter(made)).labels) >= 12, "one cluster still fills a batch"
+
+
+def literal_view_agreement(model: Embedder, images: ImageDataset, *, mirror: bool) -> float:
+    """Image by image: how many of its five nearest its middle, mirrored, has too."""
+    read = [torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) for path in images.paths]
+    frames = torch.stack([model.preprocessing.frame(image) for image in read])
+    pixels = model.preprocessing.normalize(frames)
+    edge = round(CROP * (1 - 0.7**0.5) / 2)
+    middle = pixels[..., edge : CROP - edge, edge : CROP - edge]
+    seen = torch.nn.functional.interpolate(middle, size=(CROP, CROP), mode="bilinear")
+    model.eval()
+    with torch.no_grad():
+        plain, other = model(pixels), model(seen.flip(-1) if mirror else seen)
+    shares = []
+    for place, row in enumerate(other):
+        nearest = []
+        for rows in (plain @ plain[place], plain @ row):
+            order = [j for j in rows.argsort(descending=True).tolist() if j != place]
+            nearest.append(set(order[:5]))
+        shares.append(len(nearest[0] & nearest[1]) / 5)
+    return sum(shares) / len(shares)
+
+
+@pytest.mark.parametrize("flip", [0.5, 0.0])
+def test_view_agreement_is_what_it_says(images: ImageDataset, flip: float) -> None:
+    made, network = batches(images, PackedDataset.of(images, CROP), Distributed()), model()
+    made.transform = TrainTransform(crop=CROP, flip=flip)
+    method = PseudoLabels(CBMLLoss(), clusters=6)
+    found = method.judge(TrainingView(network.eval(), made, Distributed(), 0, 9))
+    expected = literal_view_agreement(network, images, mirror=flip > 0)
+    assert found == {"view_agreement": pytest.approx(expected, abs=0.01)}
+    assert 0.05 < expected < 1.0
 
 
 def test_an_unreadable_image_gets_the_label_of_the_next(

@@ -100,13 +100,20 @@ def test_a_folder_of_images_is_all_it_takes(
     words = ["train", str(flat), "--labels", "none", *SMALL, "--out", str(out), "--json"]
     assert run(words) == 0
     printed = capsys.readouterr()
-    assert json.loads(printed.out)["best_step"] is None, "nothing chooses a model"
+    best = json.loads(printed.out)["best_step"]
+    views = [line["validation"] for line in read_metrics(out) if "validation" in line]
+    scores = [view["view_agreement"] for view in views]
+    assert best == (0 if scores[0] >= scores[1] else 8), (
+        "the model that agrees best with other views"
+    )
     assert "clusters alive of 10" in printed.err
     record = read_record(out)
     assert record["clusters"] == 10, "a quarter of the 42 readable images"
     assert "mining_margin=None" in record["loss"]
     refreshes = [line["plan"] for line in read_metrics(out) if "plan" in line]
-    assert len(refreshes) == len({line["epoch"] for line in read_metrics(out)}) >= 2
+    assert (
+        len(refreshes) == len({line["epoch"] for line in read_metrics(out) if "epoch" in line}) >= 2
+    )
     assert not [name for facts in refreshes for name in facts if name == "study"]
     rows = list(csv.DictReader((out / "clusters.csv").read_text().splitlines()))
     assert len(rows) == 43
@@ -116,6 +123,21 @@ def test_a_folder_of_images_is_all_it_takes(
     assert "<svg" in (out / "report.html").read_text()
     last = Embedder.load(out / "model")
     assert last.dim == 8
+
+
+def test_a_run_that_forgets_its_images_keeps_the_start(
+    flat: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["train", str(flat), "--labels", "none", *SMALL, "--out", str(out)]
+    assert run([*words, "--set", "learning_rate=100"]) == 0
+    printed = capsys.readouterr()
+    assert "the start model is kept: no later one had a better view_agreement" in printed.err
+    assert "TRAINING DID NOT IMPROVE ON THE START" in printed.out
+    scores = [line["validation"] for line in read_metrics(out) if "validation" in line]
+    assert scores[0]["view_agreement"] > scores[-1]["view_agreement"]
+    text = (out / "report.html").read_text()
+    assert "Other views of the training images chose the model of step 0." in text
 
 
 @pytest.mark.parametrize("words", [[], ["crop=64", "dim=32", "learning_rate=1e-5"], ["study=true"]])
@@ -190,7 +212,8 @@ def test_study_looks_at_labels_and_training_does_not(labeled: Path, tmp_path: Pa
     assert all(0.0 <= scores["nmi"] <= 1.0 for scores in found)
     assert all(0.0 <= scores["held-out recall@1"] <= 1.0 for scores in found)
     assert read_record(tmp_path / "a")["study"].keys() == found[0].keys()
-    assert read_record(tmp_path / "a")["best_step"] is None
+    judged = [line["validation"] for line in read_metrics(tmp_path / "a") if "validation" in line]
+    assert {name for scores in judged for name in scores} == {"view_agreement"}
 
 
 def test_labels_of_folders_are_not_even_read(labeled: Path, tmp_path: Path) -> None:
@@ -239,7 +262,7 @@ def test_cross_entropy_on_the_clusters(
     words = ["train", str(flat), "--labels", "none", "--loss", "normalized_softmax", *SMALL]
     assert run([*words, "--clusters", "5", "--out", str(out)]) == 0
     assert read_record(out)["clusters"] == 5
-    assert "the last model is kept" in capsys.readouterr().out
+    assert "  view_agreement: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
