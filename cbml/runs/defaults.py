@@ -64,14 +64,10 @@ _UNLABELED: Changes = {
 def larger_crop(crop: int) -> int:
     """A quarter more, up to the stride of the networks, at most what they were pretrained with.
 
-    Where the stride makes that more than half as much again, the crop itself: a network that has
-    learned at 32 pixels is at a loss at 64.
-
     Args:
         crop: Side of the training images.
     """
-    larger = min(_PRETRAINED, -(-5 * crop // (4 * _STRIDE)) * _STRIDE)
-    return larger if crop < larger <= 1.5 * crop else crop
+    return max(crop, min(_PRETRAINED, -(-5 * crop // (4 * _STRIDE)) * _STRIDE))
 
 
 def defaults_for(data: DataConfig, method: MethodConfig) -> Changes:
