@@ -2,13 +2,15 @@
 
 Every loss gets the recipe of `cbml train` (crops, averaged weights, batches, steps, and proxies
 where they are not its own) and the same
-learning rates to choose from, for 60 steps on held-out training classes with seed 0. Full runs at
+learning rates to choose from, for 60 steps, or for as many as the full runs, on held-out training
+classes with seed 0. Full runs at
 the best of them are scored on the test classes, seed by seed, so that losses can be compared in
 pairs: one seed means the same held-out classes and the same batches. Each run is a line in the
 records once it is done, and is resumed from its checkpoint where it was stopped.
 
     python examples/recipe.py emoji
-    python examples/recipe.py ~/CUB_200_2011 --name cub --set crop=96
+    python examples/recipe.py ~/CUB_200_2011 --name cub-full --set crop=96 --full-trials \
+        --rates 5e-5 1e-4 2e-4 4e-4
 """
 
 import argparse
@@ -111,6 +113,8 @@ def main() -> None:
     parser.add_argument("--records", type=Path, default=Path("results/recipe"))
     parser.add_argument("--runs", type=Path, default=Path("runs/recipe"))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--full-trials", action="store_true", help="trials as long as the runs")
     parser.add_argument("--keep", action="store_true", help="keep the folders of full runs")
     options = parser.parse_args()
     name = options.name or Path(options.data).name
@@ -137,7 +141,8 @@ def main() -> None:
     best = {}
     for loss in options.losses:
         short = [f"steps={TRIAL_STEPS}", f"validate_every={TRIAL_STEPS}"]
-        tried = {rate: once(loss, rate, 0, short, trial=True) for rate in RATES}
+        length = [] if options.full_trials else short
+        tried = {rate: once(loss, rate, 0, length, trial=True) for rate in options.rates}
         best[loss] = max(tried, key=lambda rate: max(tried[rate]["scores"]["validation"].values()))
     for seed in options.seeds:
         for loss in options.losses:

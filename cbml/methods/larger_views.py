@@ -56,8 +56,8 @@ class LargerViews(Unlabeled):
 
     Args:
         num_images: Number of training images, N, unreadable ones included.
-        enlarge: How much larger than the training crops the teacher's views are; None takes 2, and
-            less where that would exceed 224 pixels.
+        enlarge: How much larger than the training crops the teacher's views are; None takes 2, more
+            where searches are that large themselves, and less where it would exceed 224 pixels.
         temperature: T of both softmaxes.
         pair_weight: Weight of CBML on the neighbors. It did not help on fixed features.
         positives: Nearest neighbors among which positives are.
@@ -124,9 +124,12 @@ class LargerViews(Unlabeled):
 
     def _look(self, view: TrainingView) -> Vectors:
         """t of the readable images, as the main process sees them. (N, W)"""
-        crop = view.batches.transform.crop
-        factor = self.enlarge or max(1.0, min(2.0, LARGEST_VIEW / crop))
-        side = round(crop * factor)
+        crop, searched = view.batches.transform.crop, view.model.preprocessing.crop
+        # A view of the size of searches would teach nothing that the start does not see there.
+        seen = crop if searched < 2 * crop else searched
+        side = min(2 * seen, max(crop, LARGEST_VIEW))
+        if self.enlarge is not None:
+            side = round(crop * self.enlarge)
         embed = functools.partial(view.embed, from_files=True)
         plain, mirrored = (
             image_features(_Enlarged(view.model, side, flip), embed)  # type: ignore[arg-type]

@@ -123,6 +123,21 @@ def test_the_teacher_sees_enlarged_images_and_their_mirror_images(images: ImageD
     assert not torch.allclose(seen[1.0], seen[2.0], atol=1e-2)
 
 
+@pytest.mark.parametrize(("searched", "enlarge"), [(CROP, 2.0), (CROP + 8, 2.0), (2 * CROP, 4.0)])
+def test_the_teacher_sees_more_than_searches_do(
+    images: ImageDataset, searched: int, enlarge: float
+) -> None:
+    seen = []
+    for given in (None, enlarge):
+        model = small_model()
+        model.preprocessing = model.preprocessing.with_crop(searched)
+        method = LargerViews(num_images=42, doubtful=5, enlarge=given)
+        method.attach(model)
+        method.start(view_of(images, model))
+        seen.append(method.teacher)
+    torch.testing.assert_close(*seen)
+
+
 def test_larger_views_come_from_the_files(images: ImageDataset) -> None:
     view = view_of(images, small_model(), PackedDataset.of(images, CROP).packed)
     larger = small_model()
