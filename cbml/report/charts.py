@@ -131,10 +131,10 @@ def histogram_chart(
                 _stairs(edges, negative),
                 "negative",
                 "area",
-                f"different class, mean {means[1]:.2f}",
+                f"different labels, mean {means[1]:.2f}",
             ),
             Series(
-                _stairs(edges, positive), "positive", "area", f"same class, mean {means[0]:.2f}"
+                _stairs(edges, positive), "positive", "area", f"same label, mean {means[0]:.2f}"
             ),
             *lines,
         ],

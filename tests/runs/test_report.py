@@ -113,8 +113,8 @@ def test_scores_curves_and_queries(run: Path) -> None:
         assert title in page
     assert len(re.findall(r'class="tile relevant"', page)) == 1
     assert len(re.findall(r'class="tile irrelevant"', page)) == 1
-    assert "same class, mean 1.00" in page
-    assert "different class, mean 0.60" in page
+    assert "same label, mean 1.00" in page
+    assert "different labels, mean 0.60" in page
     assert "Worst queries" in page
     assert NASTY not in page
     assert "Alarms" not in page
