@@ -70,6 +70,16 @@ def larger_crop(crop: int) -> int:
     return max(crop, min(_PRETRAINED, -(-5 * crop // (4 * _STRIDE)) * _STRIDE))
 
 
+def larger_views_rate(crop: int) -> float:
+    """The learning rate of larger views: the more a network sees, the less it has to change.
+
+    Args:
+        crop: Side of the training images.
+    """
+    learning_rate: float = METHODS["larger_views"].defaults["optimizer"]["learning_rate"]
+    return round(learning_rate * min(1.0, (64 / crop) ** 2), 6)
+
+
 def defaults_for(data: DataConfig, method: MethodConfig) -> Changes:
     """The fields by section: of the dataset, of the labels, of the method.
 

@@ -22,7 +22,7 @@ from cbml.methods import LARGEST_VIEW
 from cbml.models import Embedder, Execution, find_backbone
 from cbml.progress import counted, duration
 from cbml.runs.config import RunConfig
-from cbml.runs.defaults import FIRST_RUNS, FirstRun, larger_crop
+from cbml.runs.defaults import FIRST_RUNS, FirstRun, larger_crop, larger_views_rate
 from cbml.runs.evaluate import OTHERS
 from cbml.runs.folder import model_folder, recorded_config
 from cbml.runs.sections import OF_CLUSTERS
@@ -318,11 +318,15 @@ def with_larger_views(config: RunConfig, changes: Mapping[str, Mapping[str, Any]
     if OF_CLUSTERS & changes.get("pseudo_labels", {}).keys() or "backbone" in config.own_code:
         return config
     blind = not has_pretrained_weights(config) or config.model.start is not None
-    if blind or with_crop(config).model.crop > LARGEST_VIEW / _LARGER:
+    crop = with_crop(config).model.crop
+    if blind or crop > LARGEST_VIEW / _LARGER:
         return config
     images = dataclasses.replace(config.data, labels="each")
     rest = {name: change for name, change in changes.items() if name != "data"}
-    return RunConfig(images, method="larger_views", **rest)
+    rate = {"learning_rate": larger_views_rate(crop)}
+    return RunConfig(
+        images, method="larger_views", **{**rest, "optimizer": rate | {**rest.get("optimizer", {})}}
+    )
 
 
 def _first_run(config: RunConfig) -> FirstRun:

@@ -140,6 +140,14 @@ def test_a_run_that_forgets_its_images_keeps_the_start(
     assert "Other views of the training images chose the model of step 0." in text
 
 
+@pytest.mark.parametrize(("crop", "rate"), [(32, 4e-4), (64, 4e-4), (96, 1.78e-4), (128, 1e-4)])
+def test_larger_crops_change_a_network_less(crop: int, rate: float) -> None:
+    changes = parse_overrides([f"crop={crop}"])
+    plain = RunConfig({"source": "photos", "labels": "none"}, **changes)
+    found = with_larger_views(plain, changes)
+    assert found.optimizer.learning_rate == pytest.approx(rate, rel=0.01)
+
+
 @pytest.mark.parametrize("words", [[], ["crop=64", "dim=32", "learning_rate=1e-5"], ["study=true"]])
 def test_a_pretrained_network_learns_from_larger_views(words: list[str]) -> None:
     changes = parse_overrides(words)
@@ -147,6 +155,8 @@ def test_a_pretrained_network_learns_from_larger_views(words: list[str]) -> None
     found = with_larger_views(plain, changes)
     assert (found.method.name, found.data.labels) == ("larger_views", "each")
     assert found.training.choose_by == "agreement"
+    if "optimizer" not in changes:
+        assert found.optimizer.learning_rate == 1e-4, "at 128 pixels"
     for section, fields in changes.items():
         for field, value in fields.items():
             assert getattr(getattr(found, section), field) == value
