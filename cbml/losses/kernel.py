@@ -42,6 +42,8 @@ TILE_SIZE = 2**24
 # So many similarities are one tile, which stays in a processor's cache; of more, threads take
 # a tile each.
 _CACHED = 2**22
+# More than so many threads find too few tiles; torch divides each operation among them instead.
+_OWN_THREADS = 8
 # A term exp(x) beside one that is at least exp(0) changes no digit of their sum below these x.
 _NEGLIGIBLE = {torch.float32: -40.0, torch.float64: -300.0}
 _LOG2_E = math.log2(math.e)
@@ -144,7 +146,9 @@ def _terms_of_all(
     """
     size, rows = len(rows), rows.detach()
     is_large = rows.device.type == "cpu" and size**2 > _CACHED
-    threads, height = (torch.get_num_threads(), TILE_ROWS) if is_large else (1, size)
+    height, threads = (TILE_ROWS, torch.get_num_threads()) if is_large else (size, 1)
+    if threads > _OWN_THREADS:
+        threads = 1
     # A row takes an odd number of cache lines: a power of two would put a whole column into a few
     # places of the cache, and transposing would take four times as long.
     matrix = rows.new_empty(size, 16 * (-(-size // 16) | 1))[:, :size]  # the similarities, then G

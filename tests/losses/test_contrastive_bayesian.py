@@ -157,7 +157,7 @@ def test_threads_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels = torch.randn(100, 16), torch.arange(100) % 9
     loss, results, before = CBMLLoss(), [], torch.get_num_threads()
     try:
-        for threads in (1, 2, 3):
+        for threads in (1, 2, 3, kernel._OWN_THREADS + 1):
             torch.set_num_threads(threads)
             leaf = rows.clone().requires_grad_()
             value = loss(leaf, labels)
@@ -172,8 +172,9 @@ def test_threads_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
-    for result in results[1:]:
+    for result in results[1:-1]:
         torch.testing.assert_close(result, results[0], rtol=0, atol=0)
+    torch.testing.assert_close(results[-1], results[0])
 
 
 def test_an_error_in_a_thread_ends_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
