@@ -124,18 +124,14 @@ def histogram_chart(
     """
     ticks = _ticks(0.0, max([*positive, *negative, 1e-9]))
     low, high = edges[0], edges[-1]
+    same, different = (f"{round(mean, 2) + 0.0:.2f}" for mean in means)  # and never -0.00
     return chart(
         title,
         [
             Series(
-                _stairs(edges, negative),
-                "negative",
-                "area",
-                f"different labels, mean {means[1]:.2f}",
+                _stairs(edges, negative), "negative", "area", f"different labels, mean {different}"
             ),
-            Series(
-                _stairs(edges, positive), "positive", "area", f"same label, mean {means[0]:.2f}"
-            ),
+            Series(_stairs(edges, positive), "positive", "area", f"same label, mean {same}"),
             *lines,
         ],
         x=(low, high),
