@@ -1,12 +1,11 @@
 """The default recipe with other losses in it: the same choices, rates and seeds for each.
 
 Every loss gets the recipe of `cbml train` (crops, averaged weights, batches, steps, and proxies
-where they are not its own) and the same
-learning rates to choose from, for 60 steps, or for as many as the full runs, on held-out training
-classes with seed 0. Full runs at
-the best of them are scored on the test classes, seed by seed, so that losses can be compared in
-pairs: one seed means the same held-out classes and the same batches. Each run is a line in the
-records once it is done, and is resumed from its checkpoint where it was stopped.
+where they are not its own) and the same learning rates to choose from, for 60 steps, or for as many
+as the full runs, on held-out training classes with seed 0. Full runs at the best of them are scored
+on the test classes, seed by seed, so that losses can be compared in pairs: one seed means the same
+held-out classes and the same batches. Each run is a line in the records once it is done, and is
+resumed from its checkpoint where it was stopped.
 
     python examples/recipe.py emoji
     python examples/recipe.py ~/CUB_200_2011 --name cub-full --set crop=96 --full-trials \
