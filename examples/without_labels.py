@@ -46,7 +46,7 @@ ARMS: dict[str, tuple[str, ...]] = {
         name: (f"labels={METHODS[name].labels}", f"method={name}", "optimizer=adam", "dim=128")
         for name in SYSTEMS
     },
-    "cbml with labels": ("labels=known", "dim=128", "ema=0"),
+    "cbml with labels": ("labels=known", "dim=128", "ema=0", "test_crop=none"),
 }
 SCORES = ("recall@1", "map@r", "nmi")
 

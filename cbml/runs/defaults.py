@@ -20,8 +20,8 @@ class FirstRun(NamedTuple):
 # By kind of device and data. On a CPU, minutes of two cores; nothing is measured, so that the same
 # command learns the same everywhere. On a GPU, the paper's pixels; its minutes are not measured.
 FIRST_RUNS: dict[str, dict[str, FirstRun]] = {
-    "cpu": {"emoji": FirstRun(3, 96, 120), "folder": FirstRun(10, 128, 200)},
-    "cuda": {"emoji": FirstRun(1, 96, 120), "folder": FirstRun(10, 227, 1000)},
+    "cpu": {"emoji": FirstRun(3, 96, 100), "folder": FirstRun(10, 128, 200)},
+    "cuda": {"emoji": FirstRun(1, 96, 100), "folder": FirstRun(10, 227, 1000)},
 }
 _EMOJI = FIRST_RUNS["cpu"]["emoji"]
 
@@ -29,17 +29,17 @@ _EMOJI = FIRST_RUNS["cpu"]["emoji"]
 # at no cost in training. Sides that its strides of 32 divide leave no borders.
 _PRETRAINED, _STRIDE = 224, 32
 
-# What emoji need to give a first result in minutes on a CPU: their images are 72 pixels wide, so
-# that larger ones show little more, and a class has five to seven of them.
+# What emoji need to give a first result in minutes on a CPU: their images are 72 pixels wide, and a
+# class has five to seven of them.
 _STARTS: dict[str, Changes] = {
     "emoji": {
-        "model": {"crop": _EMOJI.crop, "test_crop": None},
+        "model": {"crop": _EMOJI.crop},
         "optimizer": {"learning_rate": 2e-4},
         "training": {
             "classes_per_batch": 60,
             "samples_per_class": 2,
             "steps": _EMOJI.steps,
-            "validate_every": 40,
+            "validate_every": 50,
         },
     }
 }

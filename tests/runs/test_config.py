@@ -115,7 +115,7 @@ def test_no_flat_key_means_two_fields() -> None:
 def test_data_have_defaults_of_their_own_and_what_is_given_wins() -> None:
     assert (RunConfig("emoji").model.crop, RunConfig("x").model.crop) == (96, 0)
     assert RunConfig("emoji", model={"crop": 64}).model.crop == 64
-    assert RunConfig("emoji").training.steps == 120
+    assert RunConfig("emoji").training.steps == 100
     assert RunConfig("emoji", training={"epochs": 1}).training.steps is None
 
 

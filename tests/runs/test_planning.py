@@ -237,7 +237,7 @@ def test_pretrained_networks_are_searched_with_at_a_larger_size_than_trained() -
     assert [larger_crop(crop) for crop in (64, 96, 128, 160, 192, 227)] == [
         *(96, 128, 160, 224, 224, 227),
     ]
-    assert with_crop(RunConfig("emoji")).test_crop == 96, "larger ones show little more"
+    assert with_crop(RunConfig("emoji")).test_crop == 128
     assert with_crop(RunConfig("x", method="hdc")).test_crop == 128, "methods have one size"
     assert with_crop(RunConfig({"source": "x", "labels": "none"})).test_crop == 128
     scratch = RunConfig("x", model={"backbone": "resnet18", "crop": 96, "weights": "none"})
