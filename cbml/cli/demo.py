@@ -20,7 +20,7 @@ def verb(
         "cbml-demo"
     ),
     steps: Annotated[
-        int | None, typer.Option(help="Number of training steps.", min=1, show_default="120")
+        int | None, typer.Option(help="Number of training steps.", min=1, show_default="100")
     ] = None,
     seed: Seed = 0,
     serve: Annotated[
