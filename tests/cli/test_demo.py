@@ -47,6 +47,13 @@ def test_the_demo_goes_on_after_ctrl_c_and_is_shown_again(tmp_path: Path) -> Non
     assert json.loads(again.stdout)["reused"]
 
 
+def test_help_names_the_steps_of_a_first_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--help"])
+    steps = runs.FIRST_RUNS["cpu"]["emoji"].steps
+    assert f"[default: ({steps});" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", [["--steps", "0"], ["--seed", "-1"]])
 def test_numbers_out_of_range_are_refused_as_usage(
     words: list[str], capsys: pytest.CaptureFixture[str]
