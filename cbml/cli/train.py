@@ -52,7 +52,7 @@ def verb(
     allow_partial: AllowPartial = False,
     clusters: Annotated[
         int | None,
-        typer.Option(help="Clusters for --labels none; by default one for every four images."),
+        typer.Option(help="Clusters for --labels none; by default as many as the images propose."),
     ] = None,
     loss: Annotated[
         str | None, typer.Option(help=f"{', '.join(LOSSES)}; or package.module:Class.")

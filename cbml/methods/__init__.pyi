@@ -3,7 +3,8 @@ from .bier import BIER as BIER
 from .bier import AdversarialBIER as AdversarialBIER
 from .cbswr import CBSwR as CBSwR
 from .clusters import Labeling as Labeling
-from .clusters import cluster_count as cluster_count
+from .clusters import chain_count as chain_count
+from .clusters import check_clusters as check_clusters
 from .clusters import cluster_labels as cluster_labels
 from .clusters import spread_labels as spread_labels
 from .dcml import DCML as DCML
@@ -37,4 +38,6 @@ from .smart_mining import SmartMining as SmartMining
 from .ssuml import SSUML as SSUML
 from .table import METHODS as METHODS
 from .table import MethodEntry as MethodEntry
+from .unlabeled import image_features as image_features
 from .unlabeled import start_head as start_head
+from .unlabeled import whitened as whitened

@@ -5,9 +5,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 
 from cbml.errors import BadData
 from cbml.index import kmeans
+from cbml.methods.unlabeled import nearest_others
 
 Vectors = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -17,8 +20,6 @@ _GIANT = 0.5
 _NEAR_ONE = 0.99
 # Rounds of k-means; the objective hardly changes after that.
 _ITERATIONS = 20
-# Images in a cluster, on average, where nobody says how many clusters there are.
-IMAGES_IN_A_CLUSTER = 4
 
 
 @dataclass(frozen=True)
@@ -93,20 +94,32 @@ class Labeling:
         )
 
 
-def cluster_count(images: int, clusters: int | None) -> int:
-    """The number of clusters K: as given, else one for every four images.
-
-    Too many clusters are safer than too few: a class cut into two costs a few false negatives
-    among thousands of pairs, two classes in one cluster teach the model to confuse them.
+def check_clusters(clusters: int, images: int) -> int:
+    """The number of clusters K, if so many images can have so many.
 
     Args:
+        clusters: K.
         images: How many readable images there are, N.
-        clusters: K, or None for the rule.
     """
-    count = max(2, images // IMAGES_IN_A_CLUSTER) if clusters is None else clusters
-    if not 2 <= count <= images:
-        raise BadData(f"clusters={count}: give between 2 and the {images} images")
-    return count
+    if not 2 <= clusters <= images:
+        raise BadData(f"clusters={clusters}: give between 2 and the {images} images")
+    return clusters
+
+
+def chain_count(vectors: Vectors) -> int:
+    """The number of chains when each image joins its nearest neighbor; at least 2, at most N / 2.
+
+    Every chain ends in a pair of images that are each other's nearest, so that their number is
+    that of such pairs: the finest grouping that the images propose themselves, as in the first
+    round of FINCH (Sarfraz et al., CVPR 2019).
+
+    Args:
+        vectors: Unit vectors of the images. (N, D)
+    """
+    images = np.arange(len(vectors))
+    nearest = nearest_others(vectors, 1)[:, 0]
+    joined = coo_matrix((np.ones(len(images)), (images, nearest)), shape=(len(images),) * 2)
+    return max(2, int(connected_components(joined, directed=False, return_labels=False)))
 
 
 def cluster_labels(

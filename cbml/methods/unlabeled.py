@@ -59,7 +59,12 @@ def whitening(vectors: Vectors, dim: int) -> tuple[NDArray[np.float64], NDArray[
 
 
 def whitened(vectors: Vectors, dim: int) -> Vectors:
-    """Whitened vectors of unit length, from at most `dim` directions."""
+    """Whitened vectors of unit length, from at most `dim` directions.
+
+    Args:
+        vectors: Vectors of any length. (N, C)
+        dim: Most directions that are kept.
+    """
     weight, bias = whitening(vectors, dim)
     if not len(weight):
         return vectors  # all alike: nothing to take apart
@@ -89,7 +94,9 @@ class _Homogeneous(nn.Module):
 def image_features(model: Embedder, embed: Embed) -> Vectors:
     """Features of images before the linear layer, as long as they come. (N, C)
 
-    `embed` gives the unit vectors of these images by a network.
+    Args:
+        model: The model whose features they are.
+        embed: Gives the unit vectors of these images by a network.
     """
     return _dehomogenized(embed(_Homogeneous(model, head=False)))
 

@@ -1,24 +1,29 @@
-"""The constants of the loss: given, or estimated once from the start model, and recorded."""
+"""Constants of the loss and the number of clusters: given, or estimated once and recorded."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from cbml.bayes import PairStatistics
 from cbml.data import ImageDataset, PackedDataset
 from cbml.errors import BadData, DamagedFile
+from cbml.methods import chain_count, image_features, whitened
 from cbml.models import Embedder
 from cbml.runs.build import takes_loss
 from cbml.runs.config import RunConfig
 from cbml.runs.planning import has_pretrained_weights
-from cbml.training import Callback, Distributed, embed_dataset, read_record
+from cbml.training import Callback, Distributed, embed_dataset, embed_indices, read_record
 
 # Enough for means and spreads of similarities, and a CPU embeds them in minutes.
 IMAGES = 4096
 SAMPLED_OF_CLASS = 32
+# Nearest neighbors are sought among at most so many.
+CLUSTERED = 20_000
 
 
 def with_chosen_parameters(config: RunConfig) -> RunConfig:
@@ -89,6 +94,39 @@ def recorded_parameters(folder: Path) -> dict[str, Any]:
     if not (isinstance(parameters, dict) and isinstance(parameters.get("options"), dict)):
         raise DamagedFile(f"{folder / 'run.json'}: its parameters are not a record of this program")
     return parameters
+
+
+def estimate_clusters(
+    config: RunConfig,
+    model: Embedder,
+    dataset: PackedDataset,
+    distributed: Distributed,
+    callback: Callback,
+) -> int:
+    """The number of clusters K that the images propose to the start model.
+
+    It is `chain_count` of their whitened features at the size of the training crops, from at most
+    20,000 images, drawn by the run's seed, for which it is the share of images that is kept.
+
+    Args:
+        dataset: The readable images.
+    """
+    drawn = np.random.default_rng(config.training.seed).permutation(dataset.indices)
+    chosen = np.sort(drawn[:CLUSTERED])
+    shown = callback.progress("images embedded to count clusters")
+
+    def embed(network: nn.Module) -> NDArray[np.float32]:
+        return embed_indices(network, dataset.packed, chosen, distributed, shown)
+
+    features = image_features(model.at_crop(config.model.crop), embed)
+
+    def count() -> Tensor:
+        return torch.tensor([chain_count(whitened(features, config.model.dim))])
+
+    found = distributed.from_main_process(count, torch.zeros(1, dtype=torch.int64))
+    clusters = round(int(found) * len(drawn) / len(chosen))
+    callback.on_message(f"{clusters} clusters: so many pairs of images are nearest to each other")
+    return clusters
 
 
 def with_estimate(config: RunConfig, options: Mapping[str, Any]) -> RunConfig:

@@ -10,7 +10,7 @@ from torch import nn
 from cbml.data import Batches, ImageDataset, PackedDataset, Splits
 from cbml.errors import BadData
 from cbml.evaluation import agreement, evaluate
-from cbml.methods import METHODS, Labels, PseudoLabels, Study, cluster_count
+from cbml.methods import METHODS, Labels, PseudoLabels, Study, check_clusters
 from cbml.models import Embedder
 from cbml.program import command
 from cbml.runs.build import (
@@ -26,6 +26,7 @@ from cbml.runs.build import (
 from cbml.runs.config import RunConfig
 from cbml.runs.defaults import more_classes
 from cbml.runs.parameters import (
+    estimate_clusters,
     estimate_options,
     estimate_parameters,
     recorded_parameters,
@@ -42,6 +43,7 @@ from cbml.training import (
     check_training_set,
     embed_dataset,
     fitted_sizes,
+    read_record,
 )
 
 # With fewer held-out classes the choice of a model is left to the score that sees most of it.
@@ -240,9 +242,14 @@ def unlabeled_parts(config: RunConfig, start: Start) -> Parts:
         see = command("data", "check", config.data.source)
         raise BadData(f"{few}; at least two are needed; see what is wrong:  {see}")
     # With labels=each a label is an image's index, and unreadable images have one too.
-    each = config.data.labels == "each"
-    wanted = config.pseudo_labels.clusters
-    clusters = len(images) if each else cluster_count(len(dataset.images), wanted)
+    if config.data.labels == "each":
+        clusters = len(images)
+    elif config.pseudo_labels.clusters is not None:
+        clusters = check_clusters(config.pseudo_labels.clusters, len(dataset.images))
+    elif start.resumed is not None:
+        clusters = int(read_record(start.resumed)["clusters"])
+    else:
+        clusters = estimate_clusters(config, model, dataset, distributed, start.callback)
     study = _study(splits, dataset, config, distributed) if config.pseudo_labels.study else None
     readable = [*dataset.indices]
     final = None if study is None else lambda model, labels: study(model, labels[readable])
@@ -263,7 +270,7 @@ def _check_unlabeled(config: RunConfig, images: ImageDataset, distributed: Distr
         raise BadData(f"{config.data.source}: {len(images)} image; at least two are needed")
     clusters = len(images)
     if config.data.labels == "none":
-        clusters = cluster_count(clusters, config.pseudo_labels.clusters)
+        clusters = check_clusters(config.pseudo_labels.clusters or 2, clusters)
     method = build_method(config, clusters, images=len(images))
     check_training_set(method, draw_batches(config, images, distributed))
 

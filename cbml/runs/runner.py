@@ -13,7 +13,7 @@ from cbml.bayes import FEWEST_CLASSES, check_results
 from cbml.data import Batches, ImageDataset, Splits
 from cbml.errors import BadData
 from cbml.files import write_csv
-from cbml.methods import cluster_count, cluster_labels, spread_labels
+from cbml.methods import chain_count, cluster_labels, spread_labels
 from cbml.models import Embedder
 from cbml.program import command
 from cbml.query_gallery import QueryGallery
@@ -322,7 +322,7 @@ def _cluster(parts: Parts, distributed: Distributed) -> None:
     batches, chosen = parts.batches, parts.config
     view = TrainingView(parts.model, batches, distributed, step=0, steps=0)
     vectors = view.embed()
-    clusters = cluster_count(len(vectors), chosen.pseudo_labels.clusters)
+    clusters = chosen.pseudo_labels.clusters or chain_count(vectors)
     labels = cluster_labels(vectors, clusters, seed=chosen.training.seed)
     everyones = spread_labels(labels, view.readable, len(batches.images))
     names = tuple(map(str, range(clusters)))

@@ -207,7 +207,7 @@ class PseudoLabelConfig(Section):
     """Learning from clusters, for `data.labels` "none".
 
     Args:
-        clusters: How many; None for one for every four images.
+        clusters: How many; None for as many as pairs of images are nearest to each other.
         refresh_epochs: Epochs between two clusterings.
         cluster_by: "embedding", or "features", those before the linear layer, whitened.
         head_start: "random", or "whitened": the linear layer begins by whitening the features.

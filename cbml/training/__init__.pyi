@@ -5,6 +5,7 @@ from .batches import check_batch_shape as check_batch_shape
 from .batches import check_training_set as check_training_set
 from .batches import embed_dataset as embed_dataset
 from .batches import embed_dataset_outputs as embed_dataset_outputs
+from .batches import embed_indices as embed_indices
 from .batches import fitted_sizes as fitted_sizes
 from .callbacks import Callback as Callback
 from .callbacks import ProgressCallback as ProgressCallback

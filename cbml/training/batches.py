@@ -257,7 +257,15 @@ def embed_indices(
     distributed: Distributed | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.float32]:
-    """Unit vectors of some images of a source, in the order of their indices, (N, D)."""
+    """Unit vectors of some images of a source, in the order of their indices, (N, D).
+
+    Args:
+        model: As in `embed_dataset`.
+        source: Where the pixels come from, packed images or files.
+        indices: Indices of the images in the source.
+        distributed: Processes that share the work; each gets all vectors.
+        progress: As in `embed_dataset`.
+    """
     length: int = model.preprocessing.resize  # type: ignore[assignment]
     listed: list[Any] = [int(index) for index in indices]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from cbml.errors import BadData
-from cbml.methods import Labeling, cluster_count, cluster_labels
+from cbml.methods import Labeling, chain_count, check_clusters, cluster_labels
 from cbml.methods.clusters import match_labels
 from tests.oracles import matching as oracle
 
@@ -81,10 +81,39 @@ def test_collapses_are_noticed() -> None:
     assert "all alike" in str(found.alarm())
 
 
-def test_the_number_of_clusters_is_given_or_follows_a_rule() -> None:
-    assert cluster_count(1000, None) == 250
-    assert cluster_count(5, None) == 2
-    assert cluster_count(1000, 7) == 7
+def test_no_more_clusters_than_images() -> None:
+    assert check_clusters(7, 1000) == 7
     for wrong in (1, 1001):
         with pytest.raises(BadData, match=f"clusters={wrong}: give between 2 and the 1000"):
-            cluster_count(1000, wrong)
+            check_clusters(wrong, 1000)
+
+
+@given(st.integers(2, 60), st.integers(2, 5), st.integers(0, 99))
+def test_chains_of_nearest_neighbors_are_counted_as_by_hand(
+    images: int, dim: int, seed: int
+) -> None:
+    rows = np.random.default_rng(seed).standard_normal((images, dim)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    nearest = [
+        max((float(row @ other), -place) for place, other in enumerate(rows) if place != own)
+        for own, row in enumerate(rows)
+    ]
+    chains = [{own, -place} for own, (_, place) in enumerate(nearest)]
+    for own in range(images):
+        through = [chain for chain in chains if own in chain]
+        chains = [chain for chain in chains if own not in chain] + [set().union(*through)]
+    expected = max(2, len(chains))
+    assert chain_count(rows) == expected
+    mutual = [own for own, (_, place) in enumerate(nearest) if -nearest[-place][1] == own]
+    assert len(mutual) == 2 * len(chains), "each chain ends in one pair"
+
+
+def test_chains_find_pairs_and_near_copies() -> None:
+    rows, _ = rows_around(20, 2, noise=0.01)
+    assert chain_count(rows) == 20
+    alike, _ = rows_around(4, 10, noise=0.0)
+    assert chain_count(alike) == 4, "copies are one chain, whichever is found first"
+    assert chain_count(alike[:5]) == 2, "never fewer than two"
+    lonely = np.concatenate([rows, rows[:1] + rows[2:3] + rows[4:5]])
+    lonely /= np.linalg.norm(lonely, axis=1, keepdims=True)
+    assert chain_count(lonely.astype(np.float32)) == 20, "it joins another"

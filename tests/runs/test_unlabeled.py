@@ -6,14 +6,25 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from cbml.data import ImageDataset
-from cbml.methods import METHODS
+from cbml.data import ImageDataset, PackedDataset
+from cbml.methods import METHODS, chain_count, image_features, whitened
 from cbml.models import Embedder
-from cbml.runs import RunConfig, parse_overrides, runner, training_splits, with_larger_views
-from cbml.training import read_metrics, read_record
+from cbml.runs import (
+    RunConfig,
+    build_model,
+    parameters,
+    parse_overrides,
+    parts,
+    recorded_config,
+    runner,
+    training_splits,
+    with_larger_views,
+)
+from cbml.training import embed_dataset, read_metrics, read_record
 from cbml.training.checkpoints import newest_checkpoint
 from tests.fixtures import run_program as run
 
@@ -106,9 +117,11 @@ def test_a_folder_of_images_is_all_it_takes(
     assert best == (0 if scores[0] >= scores[1] else 8), (
         "the model that agrees best with other views"
     )
-    assert "clusters alive of 10" in printed.err
     record = read_record(out)
-    assert record["clusters"] == 10, "a quarter of the 42 readable images"
+    clusters = record["clusters"]
+    assert 2 <= clusters <= 21, "chains of nearest neighbors have two images or more"
+    assert f"{clusters} clusters: so many pairs of images are nearest to each other" in printed.err
+    assert f"clusters alive of {clusters}" in printed.err
     assert "mining_margin=None" in record["loss"]
     refreshes = [line["plan"] for line in read_metrics(out) if "plan" in line]
     assert (
@@ -117,12 +130,41 @@ def test_a_folder_of_images_is_all_it_takes(
     assert not [name for facts in refreshes for name in facts if name == "study"]
     rows = list(csv.DictReader((out / "clusters.csv").read_text().splitlines()))
     assert len(rows) == 43
-    assert {int(row["cluster"]) for row in rows} <= set(range(10))
+    assert {int(row["cluster"]) for row in rows} <= set(range(clusters))
     listed = list(csv.DictReader((out / "bad_images.csv").read_text().splitlines()))
     assert [os.path.basename(row["path"]) for row in listed] == ["0-3a.png"]
     assert "<svg" in (out / "report.html").read_text()
     last = Embedder.load(out / "model")
     assert last.dim == 8
+
+
+def test_clusters_are_as_many_as_a_sample_of_the_images_proposes(
+    flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ["train", str(flat), "--labels", "none", *SMALL, "--steps", "1"]
+    counts = {}
+    for most in (42, 21):
+        monkeypatch.setattr(parameters, "CLUSTERED", most)
+        assert run([*few, "--out", str(tmp_path / str(most))]) == 0
+        counts[most] = read_record(tmp_path / str(most))["clusters"]
+    config = recorded_config(tmp_path / "42")
+    model = build_model(config).at_crop(16)
+    dataset = PackedDataset.of(training_splits(config).train, 16)
+    features = image_features(model.eval(), lambda network: embed_dataset(network, dataset))
+    assert counts[42] == chain_count(whitened(features, 8))
+    drawn = np.sort(np.random.default_rng(0).permutation(42)[:21])
+    assert counts[21] == 2 * chain_count(whitened(features[drawn], 8)), "the share that is kept"
+
+
+def test_a_resumed_run_keeps_its_number_of_clusters(
+    flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    assert run(["train", str(flat), "--labels", "none", *SMALL, "--out", str(out)]) == 0
+    count = read_record(out)["clusters"]
+    monkeypatch.setattr(parts, "estimate_clusters", None)  # not asked again
+    assert run(["train", "--resume", str(out), "--steps", "9"]) == 0
+    assert read_record(out)["clusters"] == count
 
 
 def test_a_run_that_forgets_its_images_keeps_the_start(
@@ -188,7 +230,10 @@ def test_the_clusters_of_a_run_without_any_are_those_of_its_model(
     assert "neighbors and similarities of enlarged images" in capsys.readouterr().err
     rows = list(csv.DictReader((out / "clusters.csv").read_text().splitlines()))
     assert len(rows) == 43
-    assert len({row["cluster"] for row in rows}) == 10, "a quarter of the 42 readable images"
+    model = Embedder.load(out / "model").eval()
+    images = ImageDataset(tuple(Path(row["path"]) for row in rows))
+    vectors = embed_dataset(model, PackedDataset.of(images, model.preprocessing.crop))
+    assert len({row["cluster"] for row in rows}) == chain_count(vectors)
     page = (out / "report.html").read_text()
     assert "<svg" in page
     assert "Held-out images are never trained on" in page
@@ -199,6 +244,7 @@ def test_the_clusters_of_a_run_without_any_are_those_of_its_model(
 def test_a_stopped_run_goes_on_by_its_folder(flat: Path, tmp_path: Path) -> None:
     words = ["train", str(flat), "--labels", "none", *SMALL, "--parameters", "from-data"]
     words += ["--set", "head_start=random"]  # few directions show near-copies as equal
+    words += ["--set", "choose_by=recall@1"]  # the last model: a stopped run is judged more often
     whole, part = tmp_path / "whole", tmp_path / "part"
     assert run([*words, "--out", str(whole)]) == 0
     assert run([*words, "--out", str(part), "--steps", "5"]) == 0
