@@ -125,7 +125,9 @@ def estimate_clusters(
 
     found = distributed.from_main_process(count, torch.zeros(1, dtype=torch.int64))
     clusters = round(int(found) * len(drawn) / len(chosen))
-    callback.on_message(f"{clusters} clusters: the number of pairs of images that are each other's nearest")
+    callback.on_message(
+        f"{clusters} clusters: the number of pairs of images that are each other's nearest"
+    )
     return clusters
 
 
