@@ -28,7 +28,7 @@ from cbml.runs import load_splits, parse_overrides
 from cbml.training import Callback, read_metrics, read_record
 
 LOSSES = {
-    "cbml": ("parameters=from-data",),
+    "cbml": (),
     "multi_similarity": ("loss=multi_similarity", "proxy_weight=0.5"),
 }
 BUDGET = ("steps=60", "validate_every=20", "learning_rate=2e-4")
@@ -134,6 +134,8 @@ def rungs(cub: str | None, grocery: str | None, folder: Path) -> dict[str, list[
 def run_once(words: list[str], loss: str, seed: int, folder: Path) -> dict[str, Any]:
     """Train and give the scores on held-out classes, of the start and of what is kept."""
     source, *overrides = words
+    if loss == "cbml" and f"backbone={SHALLOW}" in overrides:  # nobody knows that it is pretrained
+        overrides.append("parameters=from-data")
     changes = parse_overrides([*BUDGET, *LOSSES[loss], *overrides, f"seed={seed}"])
     config = RunConfig({"source": source, **changes.pop("data", {})}, **changes)
     result = run(config, folder, resume=(folder / "run.json").exists(), callback=Callback())
