@@ -40,9 +40,11 @@ _NOTHING = -1e30  # instead of minus infinity, whose gradients are NaN
 class LargerViews(Unlabeled):
     """Neighbors and similarities of enlarged images, taught to the model at its own size. Ours.
 
-    Once, before the first step, t_i are the whitened features of image i, enlarged and averaged
-    with those of its mirror image, of unit length. x are the embeddings of crops at the model's
-    own size; a batch is made of images with their nearest by t. Over the rows of other images:
+    Once, before the first step, u_i are the whitened features of image i, enlarged and averaged
+    with those of its mirror image, of unit length, and t_i the mean of u_i and its nearest three
+    by u, of unit length: what neighbors share is what they are, and not how they were taken. x are
+    the embeddings of crops at the model's own size; a batch is made of images with their nearest
+    by t. Over the rows of other images:
 
         keep  = mean_i KL( softmax_j(t_i·t_j / T) || softmax_j(x_i·x_j / T) )
         pairs = CBML with positives that are among each other's nearest 3, negatives of which
@@ -58,6 +60,7 @@ class LargerViews(Unlabeled):
         num_images: Number of training images, N, unreadable ones included.
         enlarge: How much larger than the training crops the teacher's views are; None takes 2, more
             where searches are that large themselves, and less where it would exceed 224 pixels.
+        averaged: Nearest neighbors that each t is averaged with; 0 leaves it alone.
         temperature: T of both softmaxes.
         pair_weight: Weight of CBML on the neighbors. It did not help on fixed features.
         positives: Nearest neighbors among which positives are.
@@ -78,6 +81,7 @@ class LargerViews(Unlabeled):
         *,
         num_images: int,
         enlarge: float | None = None,
+        averaged: int = 3,
         temperature: float = 0.1,
         pair_weight: float = 0.0,
         positives: int = 3,
@@ -92,6 +96,7 @@ class LargerViews(Unlabeled):
         if enlarge is not None:
             check_number(enlarge, "enlarge", at_least=1.0, at_most=8.0)
         self.enlarge, self.positives, self.seed = enlarge, positives, seed
+        self.averaged = check_count(averaged, "averaged", at_least=0)
         self.temperature = check_number(temperature, "temperature", above=0.0)
         self.pair_weight = check_number(pair_weight, "pair_weight", at_least=0.0)
         self.group = check_count(group, "group", at_least=2)
@@ -144,6 +149,7 @@ class LargerViews(Unlabeled):
                 for each in (plain, mirrored)
             ]
             seen = functional.normalize(unit[0] + unit[1], dim=1).float()
+            seen = average_with_nearest(seen, self.averaged)
             # What goes from process to process has one shape, and is never negative.
             return functional.pad(seen, (0, components - seen.shape[1])) + 2
 
@@ -242,6 +248,19 @@ def similarity_distillation(
     ]
     terms = rows[0].exp() * (rows[0] - rows[1]).masked_fill(~counted, 0.0)
     return terms.sum(dim=1).mean()
+
+
+def average_with_nearest(vectors: Tensor, count: int) -> Tensor:
+    """The mean of each vector and its nearest others, of unit length. (N, D)
+
+    Args:
+        vectors: Of unit length. (N, D)
+        count: How many others.
+    """
+    if not count:
+        return vectors
+    nearest = torch.from_numpy(nearest_others(vectors.numpy(), count))
+    return functional.normalize(vectors + vectors[nearest].sum(dim=1), dim=1)
 
 
 def neighbor_pairs(

@@ -14,7 +14,12 @@ from torch.nn import functional
 from cbml.data import ImageDataset, PackedDataset, PackedImages, TrainTransform
 from cbml.errors import BadData
 from cbml.methods import LargerViews
-from cbml.methods.larger_views import neighbor_batches, neighbor_pairs, similarity_distillation
+from cbml.methods.larger_views import (
+    average_with_nearest,
+    neighbor_batches,
+    neighbor_pairs,
+    similarity_distillation,
+)
 from cbml.methods.unlabeled import head_outputs
 from cbml.models import Embedder
 from cbml.outputs import Outputs
@@ -121,6 +126,38 @@ def test_the_teacher_sees_enlarged_images_and_their_mirror_images(images: ImageD
         torch.testing.assert_close(first[:, 0], similarities.max(dim=1).values)
         seen[enlarge] = method.teacher.clone()
     assert not torch.allclose(seen[1.0], seen[2.0], atol=1e-2)
+
+
+def test_vectors_are_averaged_with_their_nearest() -> None:
+    angles = torch.tensor([0.0, 10.0, 30.0, 100.0]).deg2rad()
+    units = torch.stack([angles.cos(), angles.sin()], dim=1)
+    torch.testing.assert_close(average_with_nearest(units, 0), units)
+    once = average_with_nearest(units, 1)
+    expected = [5.0, 5.0, 20.0, 65.0]  # halfway to the nearest other
+    torch.testing.assert_close(
+        torch.atan2(once[:, 1], once[:, 0]).rad2deg(), torch.tensor(expected)
+    )
+    generator = torch.Generator().manual_seed(0)
+    rows = functional.normalize(torch.randn(12, 5, generator=generator), dim=1)
+    found = average_with_nearest(rows, 3)
+    for place, row in enumerate(rows.tolist()):
+        others = [other for number, other in enumerate(rows.tolist()) if number != place]
+        likest = sorted(others, key=lambda o: -sum(a * b for a, b in zip(row, o, strict=True)))[:3]
+        total = [sum(column) for column in zip(row, *likest, strict=True)]
+        length = sum(value**2 for value in total) ** 0.5
+        assert found[place].tolist() == pytest.approx([value / length for value in total], abs=1e-6)
+
+
+def test_the_teacher_is_averaged_with_its_nearest(images: ImageDataset) -> None:
+    seen = []
+    for averaged in (0, 3):
+        model = small_model()
+        method = LargerViews(num_images=42, doubtful=5, averaged=averaged)
+        method.attach(model)
+        method.start(view_of(images, model))
+        seen.append(method.teacher)
+    torch.testing.assert_close(seen[1], average_with_nearest(seen[0], 3))
+    assert not torch.allclose(*seen, atol=1e-2)
 
 
 @pytest.mark.parametrize(("searched", "enlarge"), [(CROP, 2.0), (CROP + 8, 2.0), (2 * CROP, 4.0)])
