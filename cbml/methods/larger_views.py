@@ -41,10 +41,10 @@ class LargerViews(Unlabeled):
     """Neighbors and similarities of enlarged images, taught to the model at its own size. Ours.
 
     Once, before the first step, u_i are the whitened features of image i, enlarged and averaged
-    with those of its mirror image, of unit length, and t_i the mean of u_i and its nearest three
-    by u, of unit length: what neighbors share is what they are, and not how they were taken. x are
-    the embeddings of crops at the model's own size; a batch is made of images with their nearest
-    by t. Over the rows of other images:
+    with those of its mirror image, of unit length, and t_i the mean of u_i and its nearest by u,
+    each by its similarity: what neighbors share is what they are, not how the photos were taken. x
+    are the embeddings of crops at the model's own size; a batch is made of images with their
+    nearest by t. Over the rows of other images:
 
         keep  = mean_i KL( softmax_j(t_i·t_j / T) || softmax_j(x_i·x_j / T) )
         pairs = CBML with positives that are among each other's nearest 3, negatives of which
@@ -251,16 +251,22 @@ def similarity_distillation(
 
 
 def average_with_nearest(vectors: Tensor, count: int) -> Tensor:
-    """The mean of each vector and its nearest others, of unit length. (N, D)
+    """The mean of each vector and its nearest others, each by its similarity, of unit length.
+
+        t_i = normalize( u_i + sum_j max(u_i·u_j, 0) u_j )        over the nearest others j
 
     Args:
-        vectors: Of unit length. (N, D)
+        vectors: Of unit length, u. (N, D)
         count: How many others.
     """
     if not count:
         return vectors
-    nearest = torch.from_numpy(nearest_others(vectors.numpy(), count))
-    return functional.normalize(vectors + vectors[nearest].sum(dim=1), dim=1)
+    total = vectors.clone()
+    for places in torch.from_numpy(nearest_others(vectors.numpy(), count)).T:
+        others = vectors[places]
+        alike = (vectors * others).sum(dim=1, keepdim=True).clamp(min=0)
+        total += alike * others
+    return functional.normalize(total, dim=1)
 
 
 def neighbor_pairs(

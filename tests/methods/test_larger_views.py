@@ -129,21 +129,22 @@ def test_the_teacher_sees_enlarged_images_and_their_mirror_images(images: ImageD
 
 
 def test_vectors_are_averaged_with_their_nearest() -> None:
-    angles = torch.tensor([0.0, 10.0, 30.0, 100.0]).deg2rad()
-    units = torch.stack([angles.cos(), angles.sin()], dim=1)
-    torch.testing.assert_close(average_with_nearest(units, 0), units)
-    once = average_with_nearest(units, 1)
-    expected = [5.0, 5.0, 20.0, 65.0]  # halfway to the nearest other
-    torch.testing.assert_close(
-        torch.atan2(once[:, 1], once[:, 0]).rad2deg(), torch.tensor(expected)
-    )
+    rows = torch.tensor([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0], [0.0, 0.0, -1.0], [0.0, 0.6, -0.8]])
+    torch.testing.assert_close(average_with_nearest(rows, 0), rows)
+    once = average_with_nearest(rows, 1)
+    expected = torch.tensor([1.0 + 0.8 * 0.8, 0.8 * 0.6, 0.0])  # the second, by 0.8
+    torch.testing.assert_close(once[0], expected / expected.norm())
+    apart = average_with_nearest(-rows[[0, 2]] * torch.tensor([[1.0], [-1.0]]), 1)
+    torch.testing.assert_close(apart[0], -rows[0])  # nothing is alike
     generator = torch.Generator().manual_seed(0)
     rows = functional.normalize(torch.randn(12, 5, generator=generator), dim=1)
     found = average_with_nearest(rows, 3)
     for place, row in enumerate(rows.tolist()):
         others = [other for number, other in enumerate(rows.tolist()) if number != place]
-        likest = sorted(others, key=lambda o: -sum(a * b for a, b in zip(row, o, strict=True)))[:3]
-        total = [sum(column) for column in zip(row, *likest, strict=True)]
+        likest = sorted((-sum(a * b for a, b in zip(row, o, strict=True)), o) for o in others)[:3]
+        total = list(row)
+        for unlike, other in likest:
+            total = [t + max(-unlike, 0) * o for t, o in zip(total, other, strict=True)]
         length = sum(value**2 for value in total) ** 0.5
         assert found[place].tolist() == pytest.approx([value / length for value in total], abs=1e-6)
 
