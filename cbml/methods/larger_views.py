@@ -35,8 +35,6 @@ LARGEST_VIEW = 224  # pixels that pretrained backbones saw; more show them nothi
 _HELD_OUT = 10  # one image in so many is not trained on, and judges
 _FEWEST = 4  # images
 _NOTHING = -1e30  # instead of minus infinity, whose gradients are NaN
-# Near neighbors count, and far ones hardly: α of α query expansion (Radenović et al., 2018).
-_POWER = 3
 
 
 class LargerViews(Unlabeled):
@@ -44,9 +42,9 @@ class LargerViews(Unlabeled):
 
     Once, before the first step, u_i are the whitened features of image i, enlarged and averaged
     with those of its mirror image, of unit length, and t_i the mean of u_i and its nearest by u,
-    each by a power of its similarity: what neighbors share is what they are, not how the photos
-    were taken. x are the embeddings of crops at the model's own size; a batch is made of images
-    with their nearest by t. Over the rows of other images:
+    each by its similarity: what neighbors share is what they are, not how the photos were taken. x
+    are the embeddings of crops at the model's own size; a batch is made of images with their
+    nearest by t. Over the rows of other images:
 
         keep  = mean_i KL( softmax_j(t_i·t_j / T) || softmax_j(x_i·x_j / T) )
         pairs = CBML with positives that are among each other's nearest 3, negatives of which
@@ -253,9 +251,9 @@ def similarity_distillation(
 
 
 def average_with_nearest(vectors: Tensor, count: int) -> Tensor:
-    """The mean of each vector and its nearest others, each by a power of its similarity.
+    """The mean of each vector and its nearest others, each by its similarity, of unit length.
 
-        t_i = normalize( u_i + sum_j max(u_i·u_j, 0)³ u_j )       over the nearest others j
+        t_i = normalize( u_i + sum_j max(u_i·u_j, 0) u_j )        over the nearest others j
 
     Args:
         vectors: Of unit length, u. (N, D)
@@ -267,7 +265,7 @@ def average_with_nearest(vectors: Tensor, count: int) -> Tensor:
     for places in torch.from_numpy(nearest_others(vectors.numpy(), count)).T:
         others = vectors[places]
         alike = (vectors * others).sum(dim=1, keepdim=True).clamp(min=0)
-        total += alike**_POWER * others
+        total += alike * others
     return functional.normalize(total, dim=1)
 
 

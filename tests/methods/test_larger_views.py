@@ -132,7 +132,7 @@ def test_vectors_are_averaged_with_their_nearest() -> None:
     rows = torch.tensor([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0], [0.0, 0.0, -1.0], [0.0, 0.6, -0.8]])
     torch.testing.assert_close(average_with_nearest(rows, 0), rows)
     once = average_with_nearest(rows, 1)
-    expected = torch.tensor([1.0 + 0.8**3 * 0.8, 0.8**3 * 0.6, 0.0])  # the second, by 0.8³
+    expected = torch.tensor([1.0 + 0.8 * 0.8, 0.8 * 0.6, 0.0])  # the second, by 0.8
     torch.testing.assert_close(once[0], expected / expected.norm())
     apart = average_with_nearest(-rows[[0, 2]] * torch.tensor([[1.0], [-1.0]]), 1)
     torch.testing.assert_close(apart[0], -rows[0])  # nothing is alike
@@ -144,7 +144,7 @@ def test_vectors_are_averaged_with_their_nearest() -> None:
         likest = sorted((-sum(a * b for a, b in zip(row, o, strict=True)), o) for o in others)[:3]
         total = list(row)
         for unlike, other in likest:
-            total = [t + max(-unlike, 0) ** 3 * o for t, o in zip(total, other, strict=True)]
+            total = [t + max(-unlike, 0) * o for t, o in zip(total, other, strict=True)]
         length = sum(value**2 for value in total) ** 0.5
         assert found[place].tolist() == pytest.approx([value / length for value in total], abs=1e-6)
 
