@@ -27,7 +27,7 @@ CASES: dict[str, tuple[list[str], str]] = {
         r"^24 images, 24 of them new\n  1   1\.000  2/1\.png  2\n",
     ),
 }
-ELSEWHERE = {"emoji.py", "recipe.py", "without_labels.py"}  # have tests of their own
+ELSEWHERE = {"emoji.py", "ladder.py", "recipe.py", "without_labels.py"}  # have tests of their own
 
 
 def test_every_example_is_run() -> None:
