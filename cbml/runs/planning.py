@@ -306,14 +306,16 @@ def with_larger_views(config: RunConfig, changes: Mapping[str, Mapping[str, Any]
 
     A pretrained network that trains on small crops has more to learn from larger views of the
     images than from clusters. Clusters remain where anything about them, a loss or a method is
-    chosen, and where a larger view shows the network nothing: with random weights, from the model
+    named, and where a larger view shows the network nothing: with random weights, from the model
     of an earlier run, and with crops of nearly the size at which pretrained networks were trained.
+    Options of a method that is not named are those of larger views.
 
     Args:
         config: Made from the changes.
         changes: What was chosen in the other sections than `data`, by section and field.
     """
-    if config.data.labels != "none" or {"loss", "method"} & changes.keys():
+    method = changes.get("method", {})
+    if config.data.labels != "none" or "loss" in changes or "name" in method:
         return config
     if OF_CLUSTERS & changes.get("pseudo_labels", {}).keys() or "backbone" in config.own_code:
         return config
@@ -324,9 +326,9 @@ def with_larger_views(config: RunConfig, changes: Mapping[str, Mapping[str, Any]
     images = dataclasses.replace(config.data, labels="each")
     rest = {name: change for name, change in changes.items() if name != "data"}
     rate = {"learning_rate": larger_views_rate(crop)}
-    return RunConfig(
-        images, method="larger_views", **{**rest, "optimizer": rate | {**rest.get("optimizer", {})}}
-    )
+    rest["optimizer"] = rate | {**rest.get("optimizer", {})}
+    rest["method"] = {"name": "larger_views", **method}
+    return RunConfig(images, **rest)
 
 
 def _first_run(config: RunConfig) -> FirstRun:

@@ -190,7 +190,13 @@ def test_larger_crops_change_a_network_less(crop: int, rate: float) -> None:
     assert found.optimizer.learning_rate == pytest.approx(rate, rel=0.01)
 
 
-@pytest.mark.parametrize("words", [[], ["crop=64", "dim=32", "learning_rate=1e-5"], ["study=true"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([], ["crop=64", "dim=32", "learning_rate=1e-5"], ["study=true"]),
+        ["method.averaged=0", "method.enlarge=1.5"],
+    ],
+)
 def test_a_pretrained_network_learns_from_larger_views(words: list[str]) -> None:
     changes = parse_overrides(words)
     plain = RunConfig({"source": "photos", "labels": "none"}, **changes)
@@ -199,6 +205,7 @@ def test_a_pretrained_network_learns_from_larger_views(words: list[str]) -> None
     assert found.training.choose_by == "agreement"
     if "optimizer" not in changes:
         assert found.optimizer.learning_rate == 1e-4, "at 128 pixels"
+    assert found.method.options == changes.pop("method", {})
     for section, fields in changes.items():
         for field, value in fields.items():
             assert getattr(getattr(found, section), field) == value
