@@ -10,7 +10,7 @@ from PIL import Image
 
 from cbml.runs import RunConfig, load_splits
 from tests.examples.test_emoji import SCRIPT
-from tests.training.small import make_images
+from tests.training.small import stated_splits
 
 EXAMPLE = SCRIPT.parent / "ladder.py"
 SMALL = ["backbone=conv4", "weights=none", "dim=8", "crop=16", "validation=0.4"]
@@ -21,12 +21,7 @@ def test_every_rung_is_run_once_by_both_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
-    root = tmp_path / "set"
-    for path in make_images(tmp_path / "flat").paths:
-        label = path.name.partition("-")[0]
-        target = root / ("train" if label < "5" else "test") / label / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(target)
+    root = stated_splits(tmp_path, trained=5)
     records = tmp_path / "ladder.jsonl"
     words = [str(EXAMPLE), "--seeds", "0", "--only", "small"]
     words += ["--records", str(records), "--runs", str(tmp_path / "runs")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.test_emoji import SCRIPT
-from tests.training.small import make_images
+from tests.training.small import stated_splits
 
 EXAMPLE = SCRIPT.parent / "recipe.py"
 SMALL = ["backbone=conv4", "dim=8", "crop=16", "steps=2", "classes_per_batch=3", "validation=0.4"]
@@ -18,12 +18,7 @@ def test_rates_are_chosen_on_held_out_classes_and_runs_are_done_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CBML_CACHE", str(tmp_path / "cache"))
-    root = tmp_path / "set"
-    for path in make_images(tmp_path / "flat").paths:
-        label = path.name.partition("-")[0]
-        target = root / ("train" if label < "5" else "test") / label / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(target)
+    root = stated_splits(tmp_path, trained=5)
     words = [str(EXAMPLE), str(root), "--losses", "cbml", "margin", "--seeds", "0", "1"]
     words += ["--records", str(tmp_path), "--runs", str(tmp_path / "runs")]
     for setting in SMALL:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.test_emoji import SCRIPT
-from tests.training.small import make_images
+from tests.training.small import stated_splits
 
 EXAMPLE = SCRIPT.parent / "without_labels.py"
 SMALL = ["backbone=conv4", "dim=8", "crop=16", "steps=2", "batch_range=12", "clusters=6"]
@@ -16,13 +16,7 @@ SMALL = ["backbone=conv4", "dim=8", "crop=16", "steps=2", "batch_range=12", "clu
 @pytest.fixture
 def labeled(tmp_path: Path) -> Path:
     """Two stated splits, so that there is something to test on."""
-    root = tmp_path / "set"
-    for path in make_images(tmp_path / "flat").paths:
-        label = path.name.partition("-")[0]
-        target = root / ("train" if label < "3" else "test") / label / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(target)
-    return root
+    return stated_splits(tmp_path, trained=3)
 
 
 def test_units_are_done_once(

@@ -30,6 +30,16 @@ def make_images(folder: Path) -> ImageDataset:
     return ImageDataset(tuple(paths), np.array(labels), tuple(map(str, range(CLASSES))))
 
 
+def stated_splits(root: Path, *, trained: int) -> Path:
+    """The same in folders named train and test, the first so many classes to train on."""
+    for path in make_images(root / "flat").paths:
+        label = path.name.partition("-")[0]
+        target = root / "set" / ("train" if int(label) < trained else "test") / label / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    return root / "set"
+
+
 def class_folders(root: Path) -> Path:
     """The same and as many again, in a folder for each class; a run cuts its splits from them."""
     for path in make_images(root / "flat").paths:
